@@ -33,7 +33,9 @@ from protocol.run.manifest import RunManifest
 from protocol.wire.identity import Identity
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.service.service import RolloutJobs
+from trainer.rl.learner import Learner
+from trainer.rl.verification import Assignment
+from trainer.rl.worker import RolloutWorker
 from trainer.worker import Task, Worker
 
 CPU = torch.device("cpu")
@@ -68,7 +70,8 @@ class Run:
         assert config.rl is not None
         self._manifest, self._rl, self._seed, self._folder = manifest, manifest.rl, seed, folder
         self._worker = Worker(config, CPU)
-        self._jobs = RolloutJobs(config, self._worker, CPU)
+        self._rollouts = RolloutWorker.of(config, CPU, self._worker.tokenizer)
+        self._learner = Learner(config.rl, self._worker.work)
         self._layouts = manifest.layouts
         self._out = bytearray(manifest.layouts.contribution.payload_bytes)
         self.theta: F32 = np.empty(manifest.parameters, np.float32)
@@ -80,7 +83,7 @@ class Run:
     def begin_with(self, theta: F32) -> None:
         """Take parameters that a warm-up led to."""
         self.theta[:], self.round = theta, self._rl.warm_rounds
-        self._jobs.keep_version(self.round, self.theta)
+        self._rollouts.keep_version(self.round, self.theta)
 
     def warm_up(self, first_slot: int) -> None:
         """The rounds that read solved examples.  first_slot: of the first round, which a peer's key draws in a run."""
@@ -91,7 +94,7 @@ class Run:
             pool = pool.after({slot: ((0, terms.rows),)}, terms.rows)
             done = self._worker.compute(task, self.theta, memoryview(self._out), lambda *progress: False)
             self._apply(done.tokens)
-        self._jobs.keep_version(self.round, self.theta)
+        self._rollouts.keep_version(self.round, self.theta)
 
     def learn(self) -> None:
         """One version, from rollouts of the version before."""
@@ -106,26 +109,19 @@ class Run:
             [path.name for path in paths],
             str(self._folder),
         )
-        done = self._jobs.learn(task, self.theta, memoryview(self._out), lambda *progress: False, lambda tried: None)
+        done = self._rollouts.learn(task, self._learner, self.theta, memoryview(self._out), lambda *progress: False)
         self._apply(done.tokens)
-        self._jobs.keep_version(self.round, self.theta)
+        self._rollouts.keep_version(self.round, self.theta)
 
     def _apply(self, tokens: int) -> None:
         apply_mean(self._layouts, self.theta, self._momentum, [self._out], [tokens], lambda squares: MEAN)
         self.round += 1
 
     def _batch(self, version: int, number: int) -> Path:
-        problems = [int(each) for each in self._draw.choice(1 << 20, self._rl.prompts_per_batch, replace=False)]
+        problems = tuple(int(each) for each in self._draw.choice(1 << 20, self._rl.prompts_per_batch, replace=False))
         path = self._folder / f"{self.round}-{number}"
-        run = hashlib.blake2b(f"{self._seed}/{self.round}".encode(), digest_size=32).hexdigest()
-        task = {
-            "run": run,
-            "version": version,
-            "peer": f"maker {number}",
-            "problems": problems,
-            "copies": self._rl.group_size,
-        }
-        self._jobs.generate(task, str(path), lambda done, total: None)
+        run = hashlib.blake2b(f"{self._seed}/{self.round}".encode(), digest_size=32).digest()
+        self._rollouts.generate(Assignment(run, version, f"maker {number}", problems, self._rl.group_size), path)
         return path
 
 

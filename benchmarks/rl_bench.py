@@ -48,7 +48,7 @@ class Task(Protocol):
 
     def score(self, problem: Any, turns: Sequence[str]) -> float: ...
 
-    def example(self, index: int) -> tuple[str, str]: ...
+    def solution(self, problem: Any) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ class Reverse:
     def score(self, problem: Question, turns: Sequence[str]) -> float:
         return float(turns[-1] == problem.answer)
 
-    def example(self, index: int) -> tuple[str, str]:
-        problem = self.problem(index)
-        return problem.prompt, problem.answer
+    def solution(self, problem: Question) -> tuple[str, ...]:
+        return (problem.answer,)
 
 
 class Letters:
@@ -93,8 +92,8 @@ class Letters:
     def score(self, problem: Question, turns: Sequence[str]) -> float:
         return turns[-1].count(self._letter) / max(1, len(turns[-1]))
 
-    def example(self, index: int) -> tuple[str, str]:
-        return self.problem(index).prompt, self._letter
+    def solution(self, problem: Question) -> tuple[str, ...]:
+        return (self._letter,)
 
 
 def decoder(model: ModelConfig, seed: int) -> Decoder:
@@ -247,8 +246,9 @@ def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
 
 def example_of(task: Task, index: int) -> tuple[list[int], int]:
     """The tokens of an example with its end, and how many of them are the prompt's."""
-    prompt, answer = task.example(index)
-    return [*prompt.encode(), *answer.encode(), END], len(prompt.encode())
+    problem = task.problem(index)
+    prompt, (answer,) = problem.prompt.encode(), task.solution(problem)
+    return [*prompt, *answer.encode(), END], len(prompt)
 
 
 def text_of(output: Sequence[int]) -> str:

@@ -107,21 +107,14 @@ class FollowingRank(Ranks):
         return []
 
 
-@dataclass(frozen=True)
-class SharedFiles:
-    """File descriptors of the memory that peer and ranks share."""
-
-    theta: int
-    contribution: int
-
-
 class LeadingRank(Ranks):
     """Rank 0, with the processes of the others.  store: path of the file in which they find each other."""
 
-    def __init__(self, order: RankOrder, files: SharedFiles, on_end: Callable[[str, int], None]) -> None:
+    def __init__(self, order: RankOrder, shared_fds: Sequence[int], on_end: Callable[[str, int], None]) -> None:
         """Start the other ranks, and meet them.  Call it in the main thread: Linux ends the ranks with the thread.
 
-        order: for rank 0; its store and secret are chosen here.  on_end: called in a thread, with a sentence and the exit
+        order: for rank 0; its store and secret are chosen here.  shared_fds: descriptors of theta and the contribution, in
+        memory that peer and ranks share.  on_end: called in a thread, with a sentence and the exit
         status, when another rank ends.
         """
         from trainer.sharding import join_group
@@ -133,7 +126,7 @@ class LeadingRank(Ranks):
         self._connections: list[Connection] = []
         self._watchers: list[threading.Thread] = []
         for number in range(1, self.count):
-            connection, process = _started(files)
+            connection, process = _started(shared_fds)
             self._connections.append(connection)
             self._watchers.append(threading.Thread(target=self._watch, args=(number, process), daemon=True))
             self._watchers[-1].start()
@@ -185,11 +178,11 @@ def _store_path() -> str:
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
-def _started(files: SharedFiles) -> tuple[Connection, subprocess.Popen[bytes]]:
+def _started(shared_fds: Sequence[int]) -> tuple[Connection, subprocess.Popen[bytes]]:
     """Start a rank; return the connection to it, and its process."""
     ours, theirs = socket.socketpair()
     with theirs:
-        fds = (theirs.fileno(), files.theta, files.contribution)
+        fds = (theirs.fileno(), *shared_fds)
         options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
         command = [sys.executable, "-m", "trainer", "--rank", *options]
         variables = dict(os.environ)  # the same program: its environment was chosen when the peer started rank 0

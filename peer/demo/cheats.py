@@ -30,7 +30,7 @@ def be_lazy() -> None:
 def cut_outputs() -> None:
     """End each output early in the trainer process, with an end token and with proofs of the remaining tokens."""
     from trainer.data.tokens import ByteTokenizer
-    from trainer.generate.generator import Completion, Ended, Request
+    from trainer.generate.generator import Completion, Request
     from trainer.rl import worker
 
     honest_requests, honest_rollout = worker.RolloutWorker._requests, worker._rollout
@@ -39,10 +39,9 @@ def cut_outputs() -> None:
         return (replace(request, max_tokens=TOKENS) for request in honest_requests(*arguments))
 
     def rollout(assignment: Any, request: Request, completion: Completion) -> Any:
-        if (
-            completion.ended is Ended.LENGTH
-        ):  # a proof of a token needs only the tokens before it, so the shorter proof stays valid
-            completion = replace(completion, output=(*completion.output[:-1], ByteTokenizer().end))
+        end = ByteTokenizer().end
+        if completion.output[-1] != end:  # its proof needs only the tokens before it, so the shorter proof stays valid
+            completion = replace(completion, output=(*completion.output[:-1], end))
         return honest_rollout(assignment, request, completion)
 
     worker.RolloutWorker._requests = requests  # type: ignore[assignment,method-assign]

@@ -6,6 +6,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,16 @@ def worker(**changes: Any) -> Worker:
     return Worker(config(**changes), CPU)
 
 
-def theta() -> np.ndarray:
+@cache
+def _initial() -> np.ndarray:
     values = np.empty(PARAMETERS, dtype=np.float32)
     initial_parameters(ModelConfig.from_mapping(MODEL), 7, values)
     return values
+
+
+def theta() -> np.ndarray:
+    """The initial parameters, to be changed by the caller."""
+    return _initial().copy()
 
 
 def model() -> Decoder:

@@ -14,7 +14,7 @@ import torch
 from protocol.chain.outer_state import SharedRegion
 from trainer.config import TrainingConfig
 from trainer.rank_work import layouts_of
-from trainer.ranks import LeadingRank, RankOrder, SharedFiles
+from trainer.ranks import LeadingRank, RankOrder
 from trainer.worker import Done, Task, Worker
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def team(
     try:
         if ranks > 1 or config.offload:
             order = RankOrder(0, config, ("cpu",) * ranks, dtype, folder)
-            leader = LeadingRank(order, SharedFiles(regions[0].fd, regions[1].fd), unexpected)
+            leader = LeadingRank(order, (regions[0].fd, regions[1].fd), unexpected)
         yield Team(Worker(config, CPU, folder, dtype, leader), theta, regions[1].view, leader.store if leader else "")
     finally:
         if leader is not None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from benchmarks.byzantine import HONEST, Bench, Case, Settings
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Bench(Settings(rounds=4, inner_steps=5, warm_steps=40, sequences=4))
-    torch.set_num_threads(threads)
+def bench(one_thread: None) -> Bench:
+    return Bench(Settings(rounds=4, inner_steps=5, warm_steps=40, sequences=4))
 
 
 @pytest.mark.slow
@@ -29,9 +23,3 @@ def test_one_sign_flip_times_1000_ruins_the_mean_and_costs_the_other_rules_littl
         Case("centered_clip", "sign flip x -1000", 2),
     ):
         assert bench.run(case) < (started + honest) / 2
-
-
-@pytest.mark.slow
-def test_the_same_case_ends_at_the_same_loss(bench: Bench) -> None:
-    case = Case("centered_clip", "random, large", 2)
-    assert bench.run(case) == bench.run(case)

@@ -99,12 +99,6 @@ def loss_of(model: Decoder, rows: Rows) -> float:
     return float(LanguageModelObjective().loss(model, rows, 0.0).mean)
 
 
-def test_the_same_rows_read_the_same_everywhere(tmp_path: Path) -> None:
-    one, other = Worker(config(tmp_path), small.CPU), Worker(config(tmp_path), small.CPU)
-    read = [worker.batch([5, 9]).tokens_bt.tobytes() for worker in (one, other)]
-    assert read[0] == read[1] != one.batch([5, 10]).tokens_bt.tobytes()
-
-
 def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None:
     worker = Worker(config(tmp_path), small.CPU)
     worker.work.load(begun(worker))

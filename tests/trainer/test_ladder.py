@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from benchmarks import ladder
-from benchmarks.diloco_bench import FP32, Bench, Case, codec_of, rule_named
-from kernels.codecs.ladder import INT4, INT8, LADDER, TOP64
-
-
-def test_codecs_of_the_ladder_and_pairs_of_formats_have_names() -> None:
-    assert codec_of("top64") is LADDER["top64"]
-    pair = codec_of("int4:0.5/int8")
-    assert (pair.contribution, pair.result, pair.feedback) == (INT4, INT8, 0.5)
-    assert codec_of("top64/int4").feedback is None and codec_of("top64/int4").contribution is TOP64
-    for wrong in ("int3", "int4/", "/int4", "int4:x/int8"):
-        with pytest.raises(ValueError):
-            codec_of(wrong)
-
-
-def test_a_codec_has_its_own_outer_step_and_fp32_that_of_dense_ones() -> None:
-    apart = Fraction(1, 4)
-    assert rule_named("auto", FP32)([1] * 4, 30, apart) == rule_named("auto", "int4")([1] * 4, 30, apart)
-    assert rule_named("auto", "top64/int4")([1] * 4, 30, apart) == (3.0, 0.0)
+from benchmarks.diloco_bench import FP32, Bench, Case
 
 
 def test_the_last_line_has_a_row_for_each_codec_over_fp32(

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from benchmarks import diloco_bench, overlap
-from benchmarks.diloco_bench import WAVE, Bench, Settings
-from benchmarks.overlap import Case, Losses, Runs, StreamedRun, losses_of, row_of, wanted, with_plain
+from benchmarks.diloco_bench import Bench, Settings
+from benchmarks.overlap import Case, Losses, StreamedRun, losses_of
 
 SMALL = Settings(steps=8, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Bench(SMALL)
-    torch.set_num_threads(threads)
+def bench(one_thread: None) -> Bench:
+    return Bench(SMALL)
 
 
 def test_a_plain_run_is_that_of_the_table_without_overlap(bench: Bench) -> None:
@@ -43,63 +36,6 @@ def test_a_result_arrives_after_so_many_steps(bench: Bench) -> None:
     arrives = run._arrival(run._members[0], 2, 0)
     assert [arrives(False) for _ in range(3)] == [False, False, True]
     assert run._arrival(run._members[0], 2, 0)(True)
-
-
-def test_slow_members_do_half_of_the_steps_and_newcomers_those_that_are_left(bench: Bench) -> None:
-    run = StreamedRun(bench, Case(0, 16, 2, 4, slow=1))
-    a_step = SMALL.sequences * SMALL.sequence_length
-    for round, size, steps in [(0, 2, [4, 8]), (1, 3, [4, 8, 3]), (2, 3, [4, 8, 3]), (3, 3, [4, 8, 8]), (4, 1, [4])]:
-        run.hold(round, size)
-        assert run._tokens == [each * a_step for each in steps]
-
-
-def test_a_blended_member_ends_half_way_to_the_result() -> None:
-    own, sent, theta = (np.array(values, np.float32) for values in ([3.0, -1.0], [1.0, 0.5], [5.0, 2.0]))
-    blended = (own + theta) / 2
-    overlap._blend(own, sent, theta)
-    np.testing.assert_allclose(theta + (own - sent), blended)
-
-
-def test_rows_with_delays_beyond_a_round_are_not_possible() -> None:
-    rows = wanted([40, 80])
-    impossible = {(row.inner_steps, row.fragments, row.delay) for row in rows if not row.is_possible}
-    assert impossible == {(40, 4, 20), (40, 8, 20), (80, 8, 20)}
-    runs = with_plain(rows, [3, 5])
-    assert all(run.is_possible for run in runs) and len(runs) == len(set(runs))
-    assert {run.seed for run in runs[: len(runs) // 2]} == {3}
-    assert {run.plain for run in runs} <= set(runs)
-
-
-def test_a_row_is_compared_with_the_plain_run_of_its_members_and_h() -> None:
-    row = Case(0, 40, 4, 5, "int4", WAVE)
-    assert row.plain == Case(0, 40, 1, 0, "int8", WAVE)
-    losses = {row: Losses(2.02, 2.01), row.plain: Losses(2.0, 2.0)}
-    losses |= {replace(case, seed=1): Losses(4.0, 4.0) for case in losses}
-    line = row_of(row, losses, [0, 1]).as_json()
-    assert line["excess_percent"] == pytest.approx(0.5)
-    assert line["excess_percent_each_seed"] == pytest.approx([1.0, 0.0])
-    assert line["exchanged_once_more_percent"] == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(
-    ("case", "bar"),
-    [
-        (Case(0, 40, 4, 5), 0.5),
-        (Case(0, 40, 4, 5, "int4"), 0.6),
-        (Case(0, 40, 8, 5), None),
-        (Case(0, 40, 4, 5, merge="blend"), None),
-        (Case(0, 40, 4, 5, slow=1), None),
-    ],
-)
-def test_four_fragments_with_shift_have_a_bar(case: Case, bar: float | None) -> None:
-    assert case.bar == bar
-
-
-def test_a_saved_run_counts_for_its_own_settings_only(tmp_path: Path) -> None:
-    path, case = tmp_path / "runs", Case(0, 40, 4, 5)
-    Runs(SMALL, path).add(case, Losses(1.5, 1.25))
-    assert Runs(SMALL, path).losses == {case: Losses(1.5, 1.25)}
-    assert Runs(Settings(), path).losses == {}
 
 
 def test_the_last_line_is_the_table_as_json(

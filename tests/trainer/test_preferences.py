@@ -15,7 +15,6 @@ from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from trainer.config import TrainingConfig
-from trainer.objective import ComparedObjective
 from trainer.rank_work import CourseName
 from trainer.reference import ReferenceLog
 from trainer.worker import Done, Task, Worker
@@ -140,15 +139,3 @@ def test_many_values_are_forgotten_when_other_work_begins(monkeypatch: pytest.Mo
     log.put([3], VALUES[:1])
     log.trim()
     assert log.missing([1, 2, 3]) == [1, 2, 3]
-
-
-def test_log_probabilities_are_sums_over_what_counts(folder: Path) -> None:
-    worker, model = worker_on(folder), small.model()
-    rows = worker.reading.rows([0, 1])
-    assert rows.counts_bt is not None and isinstance(worker.objective, ComparedObjective)
-    found = worker.objective.log_probabilities(model, rows)
-    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64))
-    with torch.no_grad():
-        logp = torch.log_softmax(model(tokens[:, :-1]) @ model.output_weight.T, dim=-1)
-    each = logp.gather(-1, tokens[:, 1:, None])[..., 0] * torch.from_numpy(rows.counts_bt)
-    np.testing.assert_allclose(found.view(-1).numpy(), each.sum(dim=1).numpy(), rtol=1e-5)

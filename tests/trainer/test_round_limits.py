@@ -43,21 +43,6 @@ class Figures:
     of_norm: float = 0.0
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Fields of a record's entry that the limits read."""
-
-    peer: Any
-    steps: int
-    loss: float
-    norm: float
-
-
-@dataclass(frozen=True)
-class OneRecord:
-    members: list[Entry]
-
-
 def stream(paths: list[Path], size: int) -> tuple[Stream, Stream]:
     tokens = np.frombuffer(b"\0".join(path.read_bytes() for path in paths)[: size + 4000], np.uint8).astype(np.int64)
     return Stream(tokens[:size]), Stream(tokens[size:])
@@ -78,7 +63,7 @@ class Training:
         self.moments.mkdir()
         self.theta = np.empty(ModelConfig.from_mapping(MODEL).parameters, np.float32)
         initial_parameters(ModelConfig.from_mapping(MODEL), 7, self.theta)
-        self.records: list[OneRecord] = []
+        self.records: list[Any] = []
         self.worker = self.started("prose")
 
     def started(self, source: str) -> Worker:
@@ -88,8 +73,7 @@ class Training:
     def limits(self, steps: int) -> RoundLimits:
         inner, model = SimpleNamespace(lr=self.sections["inner"]["lr"]), SimpleNamespace(vocab=MODEL["vocab"])
         manifest: Any = SimpleNamespace(inner=inner, model=model, rl=None, parameters=len(self.theta))
-        records: Any = self.records[-LOOKED_BACK:]
-        return limits_from(manifest, records, ANN.peer_id, steps)
+        return limits_from(manifest, self.records[-LOOKED_BACK:], ANN.peer_id, steps)
 
     def train(self, number: int, stage: int, steps: int = STEPS, limits: RoundLimits = UNLIMITED) -> Figures:
         """Train one round of a stage of ROUNDS rounds, and take the result over."""
@@ -101,7 +85,8 @@ class Training:
         task.check(done.loss, done.norm)
         limits = self.limits(steps)
         self.theta -= np.float32(0.7) * (self.theta - self.worker.model.flat.numpy())
-        self.records.append(OneRecord([Entry(ANN.peer_id, steps, done.loss, done.norm)]))
+        entry = SimpleNamespace(peer=ANN.peer_id, steps=steps, loss=done.loss, norm=done.norm)
+        self.records.append(SimpleNamespace(members=[entry]))
         return Figures(number, done.loss, done.norm, done.loss / limits.loss, done.norm / limits.norm)
 
 

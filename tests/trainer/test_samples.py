@@ -31,6 +31,10 @@ def test_the_same_parameters_write_the_same_texts_and_others_write_others() -> N
     evaluation = worker.evaluation(theta, 64, samples=True)
     evaluation.advance(evaluation.total)
     assert evaluation.texts != written()
+    for worker, asked in ((small.worker(samples=SECTION), False), (small.worker(), True)):
+        evaluation = worker.evaluation(small.theta(), 64, samples=asked)
+        evaluation.advance(evaluation.total)
+        assert evaluation.texts == (), "only an evaluation of a run with prompts that is asked for samples writes them"
 
 
 def test_texts_grow_after_the_loss_is_measured_a_token_at_a_time() -> None:
@@ -45,13 +49,6 @@ def test_texts_grow_after_the_loss_is_measured_a_token_at_a_time() -> None:
     evaluation.advance(99)
     assert evaluation.done == evaluation.total and evaluation.texts == written()
     assert evaluation.loss == pytest.approx(small.worker().evaluate(small.theta(), 64), rel=1e-6)
-
-
-def test_only_an_evaluation_that_is_asked_for_samples_writes_them() -> None:
-    for worker, asked in ((small.worker(samples=SECTION), False), (small.worker(), True)):
-        evaluation = worker.evaluation(small.theta(), 64, samples=asked)
-        evaluation.advance(evaluation.total)
-        assert evaluation.texts == ()
 
 
 def test_a_text_is_what_a_generator_makes_of_the_prompt_with_the_same_noise() -> None:

@@ -21,7 +21,7 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective
 from trainer.optim import AdamW, Muon
 from trainer.parameters import DifferenceEncoder, LocalParameters, NotFinite, WholeParameters
-from trainer.sharding import join_group, leave_group, shard_rows, sharded_parameters
+from trainer.sharding import join_group, leave_group, sharded_parameters
 
 INNER = small.config().inner
 ROWS = Rows(np.random.default_rng(3).integers(0, 259, (4, 17), dtype=np.int16))
@@ -156,9 +156,3 @@ def test_parameters_that_are_not_finite_are_no_contribution() -> None:
         each.load(np.full_like(theta, np.nan))
         with pytest.raises(NotFinite):
             each.encode_difference(theta, layouts, None, memoryview(bytearray(layouts.contribution.payload_bytes)))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 5, 259])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_each_row_has_one_rank(rows: int, ranks: int) -> None:
-    assert [row for rank in range(ranks) for row in shard_rows(rows, rank, ranks)] == list(range(rows))

@@ -23,34 +23,23 @@ def ended_at(used_a_second: float, load: float, until_s: float = 40 * LIMIT_S, c
     return None
 
 
-@pytest.mark.parametrize(
-    ("used_a_second", "load", "expected_s"),
-    [
-        (0.0, IDLE, LIMIT_S),
-        (0.0, BUSY, LIMIT_S),
-        (0.001, BUSY, LIMIT_S),
-        (1.0, IDLE, LIMIT_S),
-        (0.01, IDLE, LIMIT_S),
-        (2.0, 4.0, LIMIT_S),
-        (0.5, 4.0, 2 * LIMIT_S),
-        (FAIR, BUSY, LONGEST * LIMIT_S),
-        (FAIR / 3, BUSY, LONGEST * LIMIT_S),
-    ],
-    ids=[
-        "hangs",
-        "hangs on a busy computer",
-        "looks for work on a busy computer",
-        "spins",
-        "looks for work",
-        "spins on all cores beside another peer",
-        "gets half a core",
-        "spins for ever on a busy computer",
-        "spins at a low priority",
-    ],
-)
-def test_a_silent_child_is_ended_once_it_had_the_limit_of_a_core_or_did_nothing(
-    used_a_second: float, load: float, expected_s: float
-) -> None:
+CHILDREN = {
+    "hangs": (0.0, IDLE, LIMIT_S),
+    "hangs on a busy computer": (0.0, BUSY, LIMIT_S),
+    "looks for work": (0.01, IDLE, LIMIT_S),
+    "looks for work on a busy computer": (0.001, BUSY, LIMIT_S),
+    "spins": (1.0, IDLE, LIMIT_S),
+    "spins on all cores beside another peer": (2.0, 4.0, LIMIT_S),
+    "gets half a core": (0.5, 4.0, 2 * LIMIT_S),
+    "spins for ever on a busy computer": (FAIR, BUSY, LONGEST * LIMIT_S),
+    "spins at a low priority": (FAIR / 3, BUSY, LONGEST * LIMIT_S),
+}
+"""Processor time that a child uses in a second, the load, and the seconds after which it is ended."""
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_a_silent_child_is_ended_once_it_had_the_limit_of_a_core_or_did_nothing(child: str) -> None:
+    used_a_second, load, expected_s = CHILDREN[child]
     assert ended_at(used_a_second, load) == pytest.approx(expected_s, abs=LOOK_S)
 
 

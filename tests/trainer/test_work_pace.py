@@ -40,24 +40,29 @@ class Card:
 
 
 @pytest.mark.parametrize("step_s", [0.004, 0.3, 4.0])
-@pytest.mark.parametrize("every", [0.0, 0.1])
-def test_the_average_stays_below_the_limit_and_near_it(step_s: float, every: float) -> None:
+@pytest.mark.parametrize(
+    ("watts", "load", "every", "share"),
+    [
+        (200.0, 1.0, 0.0, 140 / 240),
+        (200.0, 1.0, 0.1, 140 / 240),
+        (400.0, 1.0, 0.0, 1.0),
+        (0.0, 0.1, 0.0, 0.1),
+        (0.0, 0.95, 0.0, 0.95),
+        (200.0, 0.9, 0.0, 140 / 240),
+        (200.0, 0.3, 0.0, 0.3),
+    ],
+    ids=["power", "a slow counter", "not reached", "load", "high load", "power first", "load first"],
+)
+def test_the_stricter_limit_gives_the_work_its_share_of_the_time(
+    watts: float, load: float, every: float, share: float, step_s: float
+) -> None:
     card = Card(busy=300.0, idle=60.0, every=every)
-    card.run(200.0, step_s, until_s=600.0)
-    assert 190.0 < card.joules / card.now < 202.0
-
-
-def test_a_limit_that_is_not_reached_costs_nothing() -> None:
-    card = Card(busy=150.0, idle=60.0)
-    pace = card.run(200.0, 0.3, until_s=60.0)
-    assert card.steps == pytest.approx(200, abs=1)
-    assert pace.spent == pytest.approx(150.0 * 60.0, rel=0.01), "joules of the steps"
-
-
-def test_the_energy_of_waiting_is_not_that_of_work() -> None:
-    card = Card(busy=300.0, idle=60.0)
-    pace = card.run(200.0, 1.0, until_s=100.0)
-    assert pace.spent == pytest.approx(300.0 * card.steps)
+    pace = card.run(watts, step_s, until_s=600.0, load=load)
+    worked = card.steps * step_s
+    assert worked / card.now == pytest.approx(share, rel=0.05)
+    assert pace.rested == pytest.approx(card.now - worked, abs=1e-6)
+    assert every or pace.spent == pytest.approx(300.0 * worked), "the energy of waits is not that of work"
+    assert not 60.0 < watts < 300.0 or card.joules / card.now < 1.01 * watts
 
 
 def test_a_limit_below_the_draw_of_an_idle_card_stops_nothing() -> None:
@@ -72,6 +77,7 @@ def test_no_limit_and_no_counter_are_no_wait() -> None:
         pace.watts = watts
         pace.keep(lambda seconds: pytest.fail("it waits"))
         assert pace.measures == (joules is not None)
+    assert meter_of(torch.device("cpu"))() is None, "a processor has no counter"
 
 
 def test_idle_time_saves_up_one_second_at_most() -> None:
@@ -85,10 +91,6 @@ def test_idle_time_saves_up_one_second_at_most() -> None:
     assert card.now - began >= 10.0 * 300.0 / 200.0 - 10.0 - 1.0 - LOOK_S
 
 
-def test_a_processor_has_no_counter() -> None:
-    assert meter_of(torch.device("cpu"))() is None
-
-
 def test_what_cannot_wait_ends_a_wait() -> None:
     box = inbox("compute", "pace")
     job = running(box)
@@ -97,23 +99,6 @@ def test_what_cannot_wait_ends_a_wait() -> None:
     assert box.wait(60.0, job), "the round is to end"
     box.take({"do": "compute", "id": 9})
     assert box.wait(60.0, None), "there is something to do"
-
-
-@pytest.mark.parametrize("load", [0.1, 0.6, 0.95])
-@pytest.mark.parametrize("step_s", [0.004, 0.3, 4.0])
-def test_the_work_takes_its_share_of_the_time_and_no_more(load: float, step_s: float) -> None:
-    card = Card(busy=300.0, idle=60.0)
-    pace = card.run(0.0, step_s, until_s=600.0, load=load)
-    worked = card.steps * step_s
-    assert worked / card.now == pytest.approx(load, rel=0.03)
-    assert pace.rested == pytest.approx(card.now - worked) and pace.spent == pytest.approx(300.0 * worked)
-
-
-def test_of_two_limits_the_stricter_one_counts() -> None:
-    for watts, load, share in ((200.0, 0.9, 140 / 240), (200.0, 0.3, 0.3)):
-        card = Card(busy=300.0, idle=60.0)
-        card.run(watts, 1.0, until_s=600.0, load=load)
-        assert card.steps / card.now == pytest.approx(share, rel=0.03)
 
 
 def test_a_wait_ends_at_once_when_the_limit_is_lifted_or_a_command_comes() -> None:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from kernels.mixture import RowMixture
 from kernels.outside_files import open_outside, read_outside
-from trainer.data.rows import Documents, Mask, Rows, Tokens
+from trainer.data.rows import Documents, Rows, Tokens
 
 MAX_MANIFEST_BYTES = 4 << 20
 COUNTS, BEGINS = 1, 2
@@ -381,7 +381,9 @@ class CorpusReading:
             masked = self._documents is DocumentLayout.MASKED
             return Rows(tokens_bt, None, documents_by_end(tokens_bt[:, :-1], ends_b) if masked else None, sources_b)
         flags_bt = np.stack([flags for _, flags in read]).reshape(tokens_bt.shape)
-        counts_bt, documents_bt = by_flags(flags_bt)
+        begins_bt = (flags_bt & BEGINS) != 0
+        counts_bt = (((flags_bt & COUNTS) != 0) & ~begins_bt)[:, 1:]  # not the first token, which has none before it
+        documents_bt = np.cumsum(begins_bt[:, :-1], axis=1, dtype=np.int32)
         if self.kind is RowKind.CHAT:
             return Rows(tokens_bt, counts_bt, documents_bt, sources_b)
         pairs = np.array([self.pair(each, held_out=held_out) for each in windows], np.int64)
@@ -402,13 +404,3 @@ def documents_by_end(tokens_bt: Tokens, ends_b: npt.NDArray[Any]) -> Documents:
     documents_bt = np.zeros(tokens_bt.shape, np.int32)
     np.cumsum(ends_bt[:, :-1], axis=1, out=documents_bt[:, 1:])
     return documents_bt
-
-
-def by_flags(flags_bt: npt.NDArray[np.uint8]) -> tuple[Mask, Documents]:
-    """Return what counts (B, T) and the documents (B, T) of rows with flags (B, T + 1).
-
-    The first token of a document never counts, because no token of its document precedes it.
-    """
-    begins_bt = (flags_bt & BEGINS) != 0
-    counts_bt = ((flags_bt & COUNTS) != 0) & ~begins_bt
-    return counts_bt[:, 1:], np.cumsum(begins_bt[:, :-1], axis=1, dtype=np.int32)

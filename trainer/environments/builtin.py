@@ -249,30 +249,43 @@ class Guess(BuiltInTask):
             low, high = (guess + 1, high) if guess < problem.answer else (low, guess - 1)
 
 
-@dataclass(eq=False)
-class Lookup(BuiltInTask):
-    """Task to ask for two values, and to answer with both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
+class ToolTask(BuiltInTask):
+    """Task of two questions to a tool, such as `?37*4`, and an answer, such as `=173`."""
 
-    The values are not in the prompt, so without the tool the chance of a right answer is 1 in 100.
-    """
-
-    name = "lookup"
     max_turns = 3
-
-    def _make(self, draw: Draw) -> tuple[str, dict[str, str]]:
-        keys = draw.one_of("abcdefghijklm") + draw.one_of("nopqrstuvwxyz")
-        return f"{keys[0]} {keys[1]}", {key: draw.one_of(digits) for key in keys}
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""
         said = turns[-1].strip()
         if len(turns) >= self.max_turns or said.startswith("="):
             return None
-        return problem.answer.get(said[1:], NOT_UNDERSTOOD) + "\n" if said.startswith("?") else f"{NOT_UNDERSTOOD}\n"
+        return f"{self._answered(problem, said)}\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         """Score the turns as `Environment.score` describes."""
-        return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == "=" + "".join(problem.answer.values()))
+        return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == self.solution(problem)[-1])
+
+    @abstractmethod
+    def _answered(self, problem: Problem, asked: str) -> str:
+        """Return the tool's answer; `NOT_UNDERSTOOD` if it was not asked."""
+
+
+@dataclass(eq=False)
+class Lookup(ToolTask):
+    """Task to ask for two values, and to answer with both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
+
+    The values are not in the prompt, so without the tool the chance of a right answer is 1 in 100.
+    """
+
+    name = "lookup"
+
+    def _make(self, draw: Draw) -> tuple[str, dict[str, str]]:
+        keys = draw.one_of("abcdefghijklm") + draw.one_of("nopqrstuvwxyz")
+        return f"{keys[0]} {keys[1]}", {key: draw.one_of(digits) for key in keys}
+
+    def _answered(self, problem: Problem, asked: str) -> str:
+        value: str = problem.answer.get(asked[1:], NOT_UNDERSTOOD)
+        return value if asked.startswith("?") else NOT_UNDERSTOOD
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
@@ -280,33 +293,21 @@ class Lookup(BuiltInTask):
 
 
 @dataclass(eq=False)
-class Calculate(BuiltInTask):
+class Calculate(ToolTask):
     """Task to compute with a calculator: `calculate 37*4+25`; `?37*4` -> `148`, `?148+25` -> `173`, then `=173`.
 
     The tool computes one operation at a time, on numbers of up to six digits.
     """
 
     name = "calculate"
-    max_turns = 3
 
     def _make(self, draw: Draw) -> tuple[str, tuple[int, int, int]]:
         one, factor, more = draw.between(10, 99), draw.between(2, 9), draw.between(10, 99)
         return f"{one}*{factor}+{more}", (one, factor, more)
 
-    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """Return the reply as `Environment.reply` describes."""
-        said = turns[-1].strip()
-        if len(turns) >= self.max_turns or said.startswith("="):
-            return None
-        asked = re.fullmatch(r"\?([0-9]{1,6})([*+-])([0-9]{1,6})", said)
-        if asked is None:
-            return f"{NOT_UNDERSTOOD}\n"
-        return f"{OPERATIONS[asked[2]](int(asked[1]), int(asked[3]))}\n"
-
-    def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """Score the turns as `Environment.score` describes."""
-        one, factor, more = problem.answer
-        return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == f"={one * factor + more}")
+    def _answered(self, problem: Problem, asked: str) -> str:
+        parts = re.fullmatch(r"\?([0-9]{1,6})([*+-])([0-9]{1,6})", asked)
+        return NOT_UNDERSTOOD if parts is None else str(OPERATIONS[parts[2]](int(parts[1]), int(parts[3])))
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""

@@ -17,9 +17,6 @@ from typing import Any
 
 from trainer.data.tokens import Tokenizer
 
-TURN_END = "\0"
-"""End of a turn in an example's text: the byte-level model's end token.  A prompt or reply never contains it."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -70,20 +67,6 @@ class Environment(ABC):
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the environment's reply to these turns (at least one), or None if the conversation is over."""
         return None
-
-    def example(self, index: int) -> tuple[str, str]:
-        """Return a prompt and a good model's conversation after the prompt, as texts to train on.
-
-        Turns and replies follow each other, with `TURN_END` after each turn but the last.
-        """
-        problem = self.problem(index)
-        said: list[str] = []
-        turns = self.solution(problem)
-        for count, turn in enumerate(turns, start=1):
-            said.append(turn)
-            if count < len(turns):
-                said += [TURN_END, self.reply(problem, turns[:count]) or ""]
-        return problem.prompt, "".join(said)
 
     def _checked(self, index: int) -> int:
         if not 0 <= index < self.size:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from torch import Tensor
 
@@ -35,13 +34,6 @@ class Request:
     end_tokens: tuple[int, ...]
 
 
-class Ended(Enum):
-    """Reason why a completion ended."""
-
-    END_TOKEN = "end token"
-    LENGTH = "length"
-
-
 @dataclass(frozen=True)
 class Completion:
     """Completion of a request.
@@ -54,7 +46,6 @@ class Completion:
     id: int
     output: tuple[int, ...]
     made: tuple[bool, ...]
-    ended: Ended
     proofs: bytes = b""
     hidden: Tensor | None = None
 
@@ -160,8 +151,7 @@ class Generator(ABC):
 
     def _hold(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor) -> None:
         """Add an ended completion.  hidden: bf16 (output tokens, dim), which is copied."""
-        ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
-        self._ended.append(Completion(request.id, output, made, ended, hidden=hidden.clone()))
+        self._ended.append(Completion(request.id, output, made, hidden=hidden.clone()))
 
     def _proven(self) -> list[Completion]:
         """Return the ended completions with proofs, in their order, if they are many, or if no request runs."""

@@ -45,20 +45,15 @@ class TargetedEnvironment(OuterEnvironment):
         return replace(problem, prompt=with_target(problem.prompt, self.target(index)))
 
     def target(self, index: int) -> int | None:
-        """Return the length in tokens that the prompt of this problem names, or None."""
-        return target_length(self._targets, self._seed, index)
+        """Return the length in tokens that the prompt of this problem names, the same on every peer, or None."""
+        if not self._targets:
+            return None
+        digest = hashlib.blake2b(f"length/{self._seed}/{index}".encode(), digest_size=8).digest()
+        return self._targets[int.from_bytes(digest, "big") % len(self._targets)]
 
     def inner(self, problem: Problem) -> tuple[Environment, Problem]:
         """Return the inner environment, and the problem itself."""
         return self._own, problem
-
-
-def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:
-    """Return the target length in the prompt of `problem`: one of `targets`, the same on every peer, or None."""
-    if not targets:
-        return None
-    digest = hashlib.blake2b(f"length/{seed}/{problem}".encode(), digest_size=8).digest()
-    return targets[int.from_bytes(digest, "big") % len(targets)]
 
 
 def with_target(prompt: str, target: int | None) -> str:
@@ -180,19 +175,11 @@ def informative(groups: Iterable[Group]) -> list[Group]:
     return [group for group in groups if group.is_informative]
 
 
-# -- length ------------------------------------------------------------------------------------------------------------
-
-
 def scored(rollout: Rollout, solved: float, target: int | None = None, length_weight: float = 0.0) -> Scored:
-    """Return the rollout with its reward.  target: the length that the prompt names, or None."""
-    if target is None:
-        return Scored(rollout, solved, solved)
-    return Scored(rollout, solved, length_reward(solved, sum(rollout.made), target, length_weight))
+    """Return the rollout with its reward: `solved`, minus a cost of the length (INTELLECT-2: 0.0003).
 
-
-def length_reward(reward: float, length: int, target: int, weight: float) -> float:
-    """Return the reward, minus `weight` for each token by which `length` differs from `target` (INTELLECT-2: 0.0003).
-
-    length: number of tokens that the model chose.
+    target: the length that the prompt names, or None.  length_weight: cost of each token that the model chose beyond or
+    short of the target.
     """
-    return reward - weight * abs(target - length)
+    beside = 0 if target is None else abs(target - sum(rollout.made))
+    return Scored(rollout, solved, solved - length_weight * beside)

@@ -39,8 +39,7 @@ class Learnt:
 
     tokens: number of trained tokens. steps: 0 if no group had anything to learn from. norm: norm of the difference. Means
     over the trained tokens: loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old
-    probability). Means over all received rollouts: reward, solve_rate, length (number of tokens that the model chose).
-    groups, dropped: numbers of received and of dropped groups.
+    probability). reward: mean over all received rollouts. groups, dropped: numbers of received and of dropped groups.
     """
 
     tokens: int
@@ -52,8 +51,6 @@ class Learnt:
     clipped: float
     ratio: float
     reward: float
-    solve_rate: float
-    length: float
     groups: int
     dropped: int
 
@@ -88,8 +85,6 @@ class Totals:
             norm=0.0,
             **{name: self.mean(name) for name in self.sums},
             reward=math.fsum(member.reward for member in members) / count,
-            solve_rate=math.fsum(member.solved for member in members) / count,
-            length=sum(sum(member.rollout.made) for member in members) / count,
             groups=len(groups),
             dropped=self.dropped,
         )

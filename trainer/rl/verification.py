@@ -211,16 +211,15 @@ class Measured:
     """Measurements of a rollout, also for calibration.
 
     mismatches: one for each chunk of tokens. shortfall: the largest. beyond: number of tokens beyond the tolerance.
-    end_probability: the minimum among end tokens beyond the tolerance; 1 if no end token is beyond it. mean_probability:
-    mean over the chosen tokens. total, density: sums of the shortfalls, and of 1 - sum p^2. stretch: the largest sum over a
-    stretch of this rollout alone, minus the allowance for its densities.
+    end_probability: the minimum among end tokens beyond the tolerance; 1 if no end token is beyond it. total, density: sums
+    of the shortfalls, and of 1 - sum p^2. stretch: the largest sum over a stretch of this rollout alone, minus the allowance
+    for its densities.
     """
 
     mismatches: tuple[Mismatch, ...]
     shortfall: float
     beyond: int
     end_probability: float
-    mean_probability: float
     total: float = 0.0
     density: float = 0.0
     stretch: float = 0.0
@@ -248,7 +247,6 @@ class BatchBounds:
             float(short_n.max()),
             int(beyond_n.sum()),
             float(ends_n.min()) if len(ends_n) else 1.0,
-            float(likely_n.mean()),
             float(short_n.double().sum()),
             float(choices.densities.double().sum()),
             self._stretch(choices, 0.0)[0],
@@ -377,7 +375,11 @@ class Verifier:
                 turns[index] = self._check_form(assignment, rollout, seen)
             except RolloutRefused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
-        own, narrow, wide = (self._bounds(1 + sign * DEVICES_APART) for sign in (0, -1, 1))
+        whole = min(self._config.top_k, self._config.chunk_tokens * self._model.config.dim)
+        own, narrow, wide = (
+            BatchBounds(self._tolerances.times(factor), self._tokenizer.ends, whole)
+            for factor in (1, 1 - DEVICES_APART, 1 + DEVICES_APART)
+        )
         for indices in self._micro_batches(rollouts, list(turns)):
             between()
             for index, found in zip(indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True):
@@ -469,11 +471,6 @@ class Verifier:
         return [Choices(*each) for each in zip(*by_rollout, strict=True)]
 
     # -- the verdict --------------------------------------------------------------------------------------------------
-
-    def _bounds(self, factor: float) -> BatchBounds:
-        """Return the bounds for the rollouts of a batch: the run's tolerances times `factor`."""
-        whole = min(self._config.top_k, self._config.chunk_tokens * self._model.config.dim)
-        return BatchBounds(self._tolerances.times(factor), self._tokenizer.ends, whole)
 
     def _flaw(
         self, bounds: BatchBounds, rollout: Rollout, mismatches: Sequence[Mismatch], choices: Choices, stop: str

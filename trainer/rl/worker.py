@@ -1,4 +1,4 @@
-"""Rollout work of a trainer process in an RL run: keeping versions of the weights, and making and judging rollouts.
+"""Rollout work of a trainer process in an RL run: keeping versions of the weights; making, judging, learning from rollouts.
 
 Batches of rollouts are files that the peer process passes on. The peer process decides which batches are trusted, and which
 trainer learns from which batch. A batch holds its rollouts in the order of the assignment: by problem, then by copy.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +23,35 @@ from kernels.toploc import prove_all
 from protocol.formats.model import ModelConfig
 from protocol.formats.results import RatedAnswer
 from protocol.formats.rl import RlConfig
-from trainer.config import SLOTS, SPARE_VERSIONS
+from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
 from trainer.environments.environment import Environment, read_turns
+from trainer.environments.records import SolveRates
+from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Engine
 from trainer.generate.generator import Completion, Generator, Request, Slots, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.model import Decoder
 from trainer.parameters import load
-from trainer.rl.groups import Group, Scored, TargetedEnvironment, best_and_typical, grouped, scored
+from trainer.reading import environment_of, tokenizer_of
+from trainer.rl.groups import (
+    Group,
+    Scored,
+    TargetedEnvironment,
+    best_and_typical,
+    grouped,
+    most_prompt_bytes,
+    prompt_flaw,
+    scored,
+)
+from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
 from trainer.samples import MOST_CHARACTERS
+from trainer.worker import Done, Task
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Encoding of a batch: the rollouts that a peer submits together, in sequence.
@@ -90,6 +105,11 @@ OnProgress = Callable[[int, int], None]
 """Function called with the number of rollouts done and their total; may raise an exception to stop the work."""
 Between = Callable[[], None]
 """Function called between the steps of generating and verifying; may wait, or raise an exception to stop the work."""
+PROBLEMS_AT_ONCE = 1024
+
+Tried = tuple[int, int, int, int, int, int]
+"""Results on a problem: the problem, the numbers of rollouts, of rollouts that solved it, of rollouts scored twice, and of
+rollouts that got the same score both times, and the index of their batch."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +137,10 @@ class RolloutWorker:
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> None:
         """Make a worker. slots: number of sequences generated at a time. generator: name of the generator to use."""
-        self._slots = slots
-        self._wanted = generator
+        self._slots, self._wanted = slots, generator
         self.config, self._model, self._tokenizer, self._device = config, model, tasks.tokenizer, device
-        self._environment = TargetedEnvironment(tasks.environment, config.length_targets, tasks.seed)
+        self._sets = ExtendedEnvironment(tasks.environment, SolveRates(config.min_solve_rate, config.max_solve_rate))
+        self._environment = TargetedEnvironment(self._sets, config.length_targets, tasks.seed)
         self._forms = FormChecker(model, self._environment, tasks.tokenizer, config)
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Generator] | None = None
@@ -129,6 +149,24 @@ class RolloutWorker:
         self._problems: list[int] = []
         """Problems of the current batch's requests, by request number."""
         self._dtype = default_dtype(device)
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainingConfig,
+        device: torch.device,
+        tokenizer: Tokenizer | None = None,
+        generator: GeneratorName = GeneratorName.BUILTIN,
+    ) -> Self:
+        """Make the worker of a run.  tokenizer: the run's, if it is loaded already.  Raises the errors of `reading`."""
+        assert config.rl is not None
+        tasks = RolloutTasks(environment_of(config), tokenizer or tokenizer_of(config), config.seed)
+        return cls(config.rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator)
+
+    def use_tasks(self, files: Sequence[TaskFile]) -> dict[int, str]:
+        """Use the problems of these sets only, besides the environment's own, as `ExtendedEnvironment.use` does."""
+        room = (self.config.row_tokens, self.config.max_tokens, self.config.length_targets)
+        return self._sets.use(files, most_prompt_bytes(*room), lambda prompt: prompt_flaw(prompt, self._tokenizer, *room))
 
     def keep_version(self, version: int, theta: F32) -> None:
         """Copy `theta` (n) as the weights of this version; forget versions that are no longer needed.
@@ -186,6 +224,32 @@ class RolloutWorker:
         verifier = Verifier(model, self._environment, self._tokenizer, self.config)
         return verifier.verify(assignment, rollouts, between)
 
+    def learn(
+        self,
+        task: Task,
+        learner: Learner,
+        theta: F32,
+        out: memoryview,
+        after_step: AfterStep,
+        tell: Callable[[list[Tried]], None] = lambda tried: None,
+    ) -> Done:
+        """Learn from the batches of a round, and encode the difference into `out`.
+
+        tell: called with the results on problems from sets of tasks, in groups.  If all rewards of each group are equal,
+        nothing is learned; the difference is then all zeros, with a weight of one token.
+        """
+        groups = self.groups([Path(task.rollouts_in) / name for name in task.rollouts])
+        of_sets = [group for group in groups if group.members[0].rollout.problem >= self._sets.size]
+        tried = [self._tried(group, task.round) for group in of_sets]
+        for start in range(0, len(tried), PROBLEMS_AT_ONCE):
+            tell(tried[start : start + PROBLEMS_AT_ONCE])
+        learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
+        learnt = learner.compute(learn, groups, theta, out, after_step)
+        kl = learnt.kl if self.config.kl_weight and learnt.steps else None
+        tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)
+        answers, told = tuple(self.answers(groups)), sum(group.is_informative for group in groups)
+        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers, informative=told)
+
     def groups(self, paths: Sequence[Path]) -> list[Group]:
         """Return the groups in these batches, with rewards that are computed here.
 
@@ -219,17 +283,21 @@ class RolloutWorker:
             answers.append(RatedAnswer(member.reward, *texts))
         return answers
 
-    def is_repeatable(self, member: Scored) -> bool | None:
-        """Return True if scoring an answer again gives the same score; None if the score is exact, or if scoring fails."""
-        problem, turns = self._forms.read(member.rollout)
-        if self._environment.is_exact(problem):
-            return None
-        try:
-            return self._environment.score(problem, turns) == member.solved
-        except Exception:  # noqa: BLE001 - a failing environment proves nothing about a text
-            return None
-
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _tried(self, group: Group, round: int) -> Tried:
+        """Count the results of a group; score one of its answers twice, a different one each round.
+
+        Scores that are exact are not computed again.  An environment that fails proves nothing about a text.
+        """
+        right = sum(member.solved > 0.5 for member in group.members)
+        member, twice, same = group.members[round % len(group.members)], False, False
+        problem, turns = self._forms.read(member.rollout)
+        if not self._environment.is_exact(problem):
+            with suppress(Exception):
+                same = self._environment.score(problem, turns) == member.solved
+                twice = True
+        return member.rollout.problem, len(group.members), right, int(twice), int(same), group.batch
 
     def _weights(self, version: int) -> Tensor:
         if version not in self.versions:

@@ -25,25 +25,22 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from trainer.config import SLOTS, TrainingConfig
+from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
-from trainer.environments.records import SolveRates
-from trainer.environments.task_file import ExtendedEnvironment, TaskFile
+from trainer.environments.task_file import TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
 from trainer.memory import EXIT_NO_MEMORY
 from trainer.models.llama.initial import initial_parameters
 from trainer.parameters import NotFinite
-from trainer.ranks import LeadingRank, RankOrder, SharedFiles
-from trainer.reading import environment_of, tokenizer_of
-from trainer.rl.groups import Group, most_prompt_bytes, prompt_flaw
-from trainer.rl.learner import AfterStep, Learner, LearnTask
+from trainer.ranks import LeadingRank, RankOrder
+from trainer.rl.learner import Learner
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import F32, Between, OnProgress, RolloutTasks, RolloutWorker
+from trainer.rl.worker import RolloutWorker
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
-from trainer.worker import BeyondLimits, Done, Task, Worker
+from trainer.worker import BeyondLimits, Task, Worker
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Limits on power and on load: the trainer rests between steps to keep a GPU's average power below a number of watts, and its
@@ -156,114 +153,6 @@ def _joules(nvml: Any, handles: Sequence[Any]) -> float | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Jobs of a trainer in an RL run: to keep a version, make a batch of rollouts, judge a batch, and learn from batches.
-
-
-VERDICTS_AT_ONCE = 32
-"""Verdicts in one frame to the peer; they fit even if all details have the maximum length in any script."""
-PROBLEMS_AT_ONCE = 1024
-
-Tried = tuple[int, int, int, int, int, int]
-"""Results on a problem: the problem, the numbers of rollouts, of rollouts that solved it, of rollouts scored twice, and of
-rollouts that got the same score both times, and the index of their batch."""
-
-
-class RolloutJobs:
-    """Rollout jobs of one run.  worker: holds the model that learns; None in a process that only makes and judges rollouts.
-
-    generator: makes the rollouts.
-    """
-
-    def __init__(
-        self,
-        config: TrainingConfig,
-        worker: Worker | None,
-        device: torch.device,
-        generator: GeneratorName = GeneratorName.BUILTIN,
-    ) -> None:
-        assert config.rl is not None
-        self._rl, self._worker = config.rl, worker
-        rates = SolveRates(self._rl.min_solve_rate, self._rl.max_solve_rate)
-        self._environment = ExtendedEnvironment(environment_of(config), rates)
-        self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
-        tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
-        self._rollouts = RolloutWorker(
-            self._rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator=generator
-        )
-        self._learner: Learner | None = None
-
-    def keep_version(self, version: int, theta: F32) -> None:
-        """Copy the swarm's parameters as this version."""
-        self._rollouts.keep_version(version, theta)
-
-    def use_tasks(self, sets: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-        """Use only the problems of these sets. Return the first problem of each unusable set, with the reason."""
-        rl, files = self._rl, [TaskFile(**each) for each in sets]
-        room = (rl.row_tokens, rl.max_tokens, rl.length_targets)
-        unusable = self._environment.use(
-            files, most_prompt_bytes(*room), lambda prompt: prompt_flaw(prompt, self._tokenizer, *room)
-        )
-        return [*unusable.items()]
-
-    def generate(
-        self, task: dict[str, Any], path: str, on_progress: OnProgress, between: Between = lambda: None
-    ) -> dict[str, Any]:
-        """Make a batch; return the number of its rollouts and of its tokens."""
-        assignment = _assignment(task)
-        tokens = self._rollouts.generate(assignment, Path(path), on_progress, between)
-        return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
-
-    def verify(
-        self,
-        task: dict[str, Any],
-        path: str,
-        tell: Callable[[list[dict[str, Any]]], None],
-        between: Between = lambda: None,
-    ) -> dict[str, Any]:
-        """Judge a batch; pass the verdicts to `tell` in order, in groups."""
-        judged = self._rollouts.verify(_assignment(task), Path(path), between)
-        for start in range(0, len(judged), VERDICTS_AT_ONCE):
-            tell([each.fields() for each in judged[start : start + VERDICTS_AT_ONCE]])
-        return {}
-
-    def learn(
-        self, task: Task, theta: F32, out: memoryview, after_step: AfterStep, tell: Callable[[list[Tried]], None]
-    ) -> Done:
-        """Learn from the batches of a round and encode the difference into `out`.
-
-        tell: called with the results on problems from sets of tasks, in groups.
-        """
-        assert self._worker is not None, "asked of a process that trains"
-        if self._learner is None:
-            self._learner = Learner(self._rl, self._worker.work)
-        groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
-        of_sets = [group for group in groups if group.members[0].rollout.problem >= self._environment.size]
-        tried = [self._tried(group, task.round) for group in of_sets]
-        for start in range(0, len(tried), PROBLEMS_AT_ONCE):
-            tell(tried[start : start + PROBLEMS_AT_ONCE])
-        learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
-        learnt = self._learner.compute(learn, groups, theta, out, after_step)
-        # If all rewards of each group are equal, nothing is learned; the difference is then all zeros, with a weight of one
-        # token.
-        kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
-        answers = tuple(self._rollouts.answers(groups))
-        tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)
-        told = sum(group.is_informative for group in groups)
-        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers, informative=told)
-
-    def _tried(self, group: Group, round: int) -> Tried:
-        """Count the results of a group; score one of its answers twice, a different one each round."""
-        right = sum(member.solved > 0.5 for member in group.members)
-        same = self._rollouts.is_repeatable(group.members[round % len(group.members)])
-        problem, twice = group.members[0].rollout.problem, int(same is not None)
-        return problem, len(group.members), right, twice, int(same is True), group.batch
-
-
-def _assignment(task: dict[str, Any]) -> Assignment:
-    return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -272,6 +161,8 @@ EXIT_FAILED = 1
 IDLE_OPPORTUNITIES = 1 << 20
 """Opportunities assumed while no other job runs. The number is so large that an evaluation continues in the smallest pieces,
 because a command may arrive at any time."""
+VERDICTS_AT_ONCE = 32
+"""Verdicts in one frame to the peer; they fit even if all details have the maximum length in any script."""
 BLOCK_WAIT_S = 0.25
 """Seconds between two looks for a block that is not here yet."""
 
@@ -288,7 +179,7 @@ class Service:
         self._worker: Worker | None = None
         self._ranks: LeadingRank | None = None
         self._pace = WorkPace(lambda: None)
-        self._jobs: RolloutJobs | None = None
+        self._rollout_worker: RolloutWorker | None = None
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> NoReturn:
@@ -339,19 +230,16 @@ class Service:
                 self._rollouts.keep_version(job.message["version"], self._map_theta())
                 return {}
             case "use_tasks":
-                return {"unusable": self._rollouts.use_tasks(job.message["sets"])}
+                files = [TaskFile(**each) for each in job.message["sets"]]
+                return {"unusable": [*self._rollouts.use_tasks(files).items()]}
             case "generate":
-
-                def on_progress(done: int, total: int) -> None:
-                    self._send(job, "progress", done=done, total=total)
-                    self._rest(job)
-
-                return self._rollouts.generate(
-                    job.message["task"], job.message["path"], on_progress, lambda: self._rest(job)
-                )
+                return self._generate(job)
             case "verify":
-                tell = lambda verdicts: self._send(job, "progress", verdicts=verdicts)  # noqa: E731
-                return self._rollouts.verify(job.message["task"], job.message["path"], tell, lambda: self._rest(job))
+                judged = self._rollouts.verify(*_batch(job.message), lambda: self._rest(job))
+                for start in range(0, len(judged), VERDICTS_AT_ONCE):
+                    verdicts = [each.fields() for each in judged[start : start + VERDICTS_AT_ONCE]]
+                    self._send(job, "progress", verdicts=verdicts)
+                return {}
             case other:
                 raise ValueError(f"unknown command {other!r}")
 
@@ -371,10 +259,12 @@ class Service:
                 if not is_gpu(device):  # the ranks divide the threads of this process
                     torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
                 order = RankOrder(0, config, tuple(map(str, devices)), speed.dtype, folder)
-                self._ranks = LeadingRank(order, SharedFiles(self._theta_fd, self._contribution_fd), _end_with)
+                self._ranks = LeadingRank(order, (self._theta_fd, self._contribution_fd), _end_with)
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
-        self._jobs = RolloutJobs(config, self._worker, device, generator) if config.rl is not None else None
+        if config.rl is not None:
+            tokenizer = self._worker.tokenizer if self._worker is not None else None
+            self._rollout_worker = RolloutWorker.of(config, device, tokenizer, generator)
         self._pace = WorkPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))
@@ -387,6 +277,15 @@ class Service:
             "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,
         }
+
+    def _generate(self, job: Job) -> dict[str, Any]:
+        def on_progress(done: int, total: int) -> None:
+            self._send(job, "progress", done=done, total=total)
+            self._rest(job)
+
+        assignment, path = _batch(job.message)
+        tokens = self._rollouts.generate(assignment, path, on_progress, lambda: self._rest(job))
+        return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
 
     def _compute(self, job: Job) -> dict[str, Any]:
         worker = self._ready()
@@ -429,7 +328,8 @@ class Service:
         self._pace.spent = self._pace.rested = 0.0
         if task.rollouts:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
-            done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
+            learner = Learner(self._rollouts.config, worker.work)
+            done = self._rollouts.learn(task, learner, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between, applied)
         task.check(done.loss, done.norm)
@@ -519,10 +419,10 @@ class Service:
         return self._worker
 
     @property
-    def _rollouts(self) -> RolloutJobs:
-        if self._jobs is None:
+    def _rollouts(self) -> RolloutWorker:
+        if self._rollout_worker is None:
             raise ValueError("this run has no rollouts")
-        return self._jobs
+        return self._rollout_worker
 
     def _map_theta(self, *, writable: bool = False) -> np.ndarray:
         """Map the swarm's parameters, fp32; writable only for the one command that sets them."""
@@ -541,6 +441,15 @@ def _end_with(sentence: str, status: int) -> None:
     """End the process because another rank has ended with a status.  The peer shows the last line."""
     print(sentence, file=sys.stderr, flush=True)
     os._exit(status if status == EXIT_NO_MEMORY else EXIT_FAILED)
+
+
+def _batch(message: dict[str, Any]) -> tuple[Assignment, Path]:
+    """Return the assignment of a batch, and the path of its file."""
+    task = message["task"]
+    assignment = Assignment(
+        bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"]
+    )
+    return assignment, Path(message["path"])
 
 
 def _block(missing: BlockMissing) -> dict[str, Any]:

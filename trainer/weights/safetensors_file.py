@@ -23,19 +23,13 @@ from kernels.outside_files import open_outside
 from protocol.formats.model import ParameterPlace
 from trainer.git_lfs import POINTER_FLAW, is_pointer_file
 
-# ------------------------------------------------------------------------------------------------------------------------
-# Number formats of safetensors files, and their conversion from and to the fp32 of the flat vector.
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Errors in a user's folder.
-
 
 class FolderError(ValueError):
     """Error for a Hugging Face folder that cannot be used; the text is one sentence for a person, with the remedy."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Number formats of safetensors files, and their conversion from and to the fp32 of the flat vector.
 
 
 F32 = npt.NDArray[np.float32]
@@ -67,8 +61,15 @@ class ExportFormat(StrEnum):
 
 
 def written(values: F32, form: ExportFormat) -> bytes:
-    """Return the bytes of fp32 numbers in an exported file, little endian."""
-    return (_bf16_of(values) if form is ExportFormat.BF16 else values.astype("<f4", copy=False)).tobytes()
+    """Return the bytes of fp32 numbers in an exported file, little endian.
+
+    bf16 is the nearest, ties to even, as in torch; every NaN becomes torch's.
+    """
+    if form is ExportFormat.FP32:
+        return values.astype("<f4", copy=False).tobytes()
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16  # an infinity stays one: its low bits are 0
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2").tobytes()
 
 
 def read(raw: bytes, name: str) -> F32:
@@ -76,13 +77,6 @@ def read(raw: bytes, name: str) -> F32:
     if name == "BF16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(raw, "<f2" if name == "F16" else "<f4").astype(np.float32)
-
-
-def _bf16_of(values: F32) -> npt.NDArray[np.uint16]:
-    """Round to the nearest bf16, ties to even, as torch does; every NaN becomes torch's NaN."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16  # an infinity stays one: its low bits are 0
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from kernels.mixture import MixturePhase, RowMixture
 from protocol.corpora.manifest import CorpusKind, read_manifest
 from tests.hostile_files import link_out, pipe
 from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, documents, opened, texts, write_corpus
-from trainer.data import corpus as corpora
 from trainer.data.corpus import (
     BEGINS,
     COUNTS,
@@ -79,18 +78,6 @@ def test_batches_are_byte_identical_from_shards_blocks_and_mixtures_of_both(tmp_
             assert one.documents_bt.tobytes() == other.documents_bt.tobytes()
 
 
-def test_few_blocks_stay_in_memory_whatever_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "MOST_KEPT", 2)
-    shape = Shape()
-    folder = two_sources(tmp_path / "corpus", shape)
-    few = reading(opened(folder, cut_into_blocks(folder, shape, tmp_path / "cache")))
-    order = np.random.default_rng(0).integers(0, 200, 50).tolist()
-    read = few.rows(order)
-    assert len(few._sources[0].folder._blocks._kept) == 2
-    monkeypatch.undo()
-    assert read.tokens_bt.tobytes() == reading(opened(folder)).rows(order).tokens_bt.tobytes()
-
-
 def test_a_missing_block_is_named_and_read_once_it_is_there(tmp_path: Path) -> None:
     shape = Shape()
     folder = write_corpus(tmp_path / "corpus", shape, {"web": texts(1, 200, 100)})
@@ -110,64 +97,49 @@ def test_a_missing_block_is_named_and_read_once_it_is_there(tmp_path: Path) -> N
     assert read.rows([1]).tokens_bt[0].tolist() == documents(1, 200)[50:101].tolist()
 
 
-@pytest.mark.parametrize("replace_by", [pipe, link_out])
-@pytest.mark.parametrize("replaced", ["blocks", "hashes"])
+def cleared(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def flipped(path: Path) -> None:
+    """In the second block, or in its hash."""
+    raw = bytearray(path.read_bytes())
+    for place in (40, 104):
+        raw[place : place + 1] = bytes(each ^ 4 for each in raw[place : place + 1])
+    path.write_bytes(raw)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [cleared, flipped, a_folder, Path.unlink, pipe, link_out])
+@pytest.mark.parametrize("damaged", ["block", "hashes"])
 @pytest.mark.parametrize("place", ["cache", "folder"])
-def test_pipes_and_links_out_are_not_read_in_the_place_of_blocks_or_hashes(
-    place: str, replaced: str, replace_by: Callable[[Path], None], tmp_path: Path
+def test_a_damaged_block_is_missing_until_it_is_right(
+    place: str, damaged: str, damage: Callable[[Path], object], tmp_path: Path
 ) -> None:
     shape = Shape()
     folder = write_corpus(tmp_path / "corpus", shape, {"web": texts(1, 200, 100)})
     root = read_manifest((folder / "corpus.msgpack").read_bytes()).sources[0].train.shards[0].hex()
+    shards = folder / "shards"
+    data, leaves = (shards / f"{root}.shard").read_bytes(), (shards / f"{root}.leaves").read_bytes()
     cache = cut_into_blocks(folder, shape, tmp_path / "cache", [0, 1] if place == "cache" else [])
-    if place == "cache":
-        files = {"blocks": cache / root / "1", "hashes": cache / root / "leaves"}
-    else:
-        files = {"blocks": folder / "shards" / f"{root}.shard", "hashes": folder / "shards" / f"{root}.leaves"}
-        (cache / root / "leaves").unlink()
-    replace_by(files[replaced])
-    read = reading(opened(folder, cache if place == "cache" else folder / "shards"), sources=["web"], weights=(1,))
-    with pytest.raises(BlockMissing, match=root[:12]):
-        read.rows([1])
-
-
-@pytest.mark.parametrize("damage", ["zeros", "a flipped bit", "a folder", "other hashes", "no hashes"])
-@pytest.mark.parametrize("place", ["cache", "folder"])
-def test_a_damaged_block_is_missing_until_it_is_right(place: str, damage: str, tmp_path: Path) -> None:
-    shape = Shape()
-    folder = write_corpus(tmp_path / "corpus", shape, {"web": texts(1, 200, 100)})
-    root = read_manifest((folder / "corpus.msgpack").read_bytes()).sources[0].train.shards[0].hex()
-    shard, its_leaves = folder / "shards" / f"{root}.shard", folder / "shards" / f"{root}.leaves"
-    data, leaves = shard.read_bytes(), its_leaves.read_bytes()
-    cache = cut_into_blocks(folder, shape, tmp_path / "cache", [0, 1] if place == "cache" else [])
-    block, hashes, begin = (cache / root / "1", cache / root / "leaves", 0)
+    files = {"block": cache / root / "1", "hashes": cache / root / "leaves"}
     if place == "folder":
-        hashes.unlink()
-        block, hashes, begin = shard, its_leaves, 64
-    raw = bytearray(block.read_bytes())
-    match damage:
-        case "zeros":
-            raw[begin : begin + 64] = bytes(64)
-        case "a flipped bit":
-            raw[begin + 40] ^= 4
-        case "other hashes":
-            hashes.write_bytes(bytes(len(leaves)))
-        case "no hashes":
-            hashes.unlink()
-    if damage == "a folder":
-        block.unlink()
-        block.mkdir()
-    else:
-        block.write_bytes(raw)
-    folders = (cache,) if place == "cache" else (folder / "shards", cache)
-    read = reading(opened(folder, *folders), sources=["web"], weights=(1,))
+        files["hashes"].unlink()
+        files = {"block": shards / f"{root}.shard", "hashes": shards / f"{root}.leaves"}
+    damage(files[damaged])
+    read = reading(opened(folder, *([shards] if place == "folder" else []), cache), sources=["web"], weights=(1,))
     with pytest.raises(BlockMissing, match=root[:12]):
         read.rows([1])
-    if damage == "a folder":
-        block.rmdir()
-    (cache / root / "leaves").write_bytes(leaves)
-    for number in (0, 1):
-        (cache / root / str(number)).write_bytes(data[number * 64 : number * 64 + 64])
+    for name, content in (("leaves", leaves), ("0", data[:64]), ("1", data[64:128])):
+        there = cache / root / name
+        if there.is_dir():
+            there.rmdir()
+        there.unlink(missing_ok=True)
+        there.write_bytes(content)
     assert read.rows([1]).tokens_bt[0].tolist() == documents(1, 200)[50:101].tolist(), "fetched blocks are read instead"
 
 
@@ -190,12 +162,6 @@ def test_held_out_windows_of_each_source_follow_each_other(tmp_path: Path) -> No
     assert rows.sources_b is not None and rows.sources_b.tolist() == [0, 0, 2, 2, 2]
     assert rows.tokens_bt[4].tolist() == documents(1002, 130)[79:].tolist()
     assert read.held_out_windows == 5 and read.names == ("web", "none", "code")
-
-
-def test_documents_end_with_their_end_token() -> None:
-    tokens = np.array([[5, 6, 0, 7, 0], [0, 0, 8, 9, 9]])
-    assert corpora.documents_by_end(tokens, np.array([0, 9])).tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
-    assert corpora.documents_by_end(tokens, np.array([0, 0])).tolist() == [[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]
 
 
 def test_joined_rows_are_one_document(tmp_path: Path) -> None:
@@ -288,7 +254,6 @@ def test_a_manifest_that_does_not_add_up_is_refused(change: dict[str, Any], tmp_
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02", b"x" * 100, b"\xc0", b"\xdf\xff\xff\xff\xff"])
 def test_bytes_that_are_no_manifest_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "corpus.msgpack").write_bytes(data)
-    with pytest.raises(ValueError, match="does not describe a corpus that this version reads"):
-        StoredCorpus.read(tmp_path / "corpus.msgpack")
-    with pytest.raises(ValueError, match="cannot read"):
-        StoredCorpus.read(tmp_path / "nothing")
+    for path, sentence in ((tmp_path / "corpus.msgpack", "does not describe a corpus"), (tmp_path / "gone", "cannot read")):
+        with pytest.raises(ValueError, match=sentence):
+            StoredCorpus.read(path)

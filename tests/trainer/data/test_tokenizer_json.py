@@ -37,7 +37,6 @@ from trainer.data.tokenizer_json import (
     LibraryTokenizer,
     Mark,
     TokenizerRefused,
-    _check_slot,
     checked,
     load,
     tried,
@@ -135,6 +134,11 @@ def with_normalizer(*parts: Shape) -> Shape:
     return byte_level(normalizer={"type": "Sequence", "normalizers": [*parts]})
 
 
+def sequence(name: str, part: Shape) -> Shape:
+    """A part, twice."""
+    return {"type": "Sequence", name: [part, part]}
+
+
 GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 PANICKING = {"type": "Strip", "content": "a", "start": 5, "stop": 5}
 COMPILED = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
@@ -143,6 +147,12 @@ REFUSED: dict[str, tuple[Shape, str]] = {
     "a growing decoder": (byte_level(decoder=GROWING), "Replace makes"),
     "a long prefix": (with_normalizer({"type": "Prepend", "prepend": "aaaa"}), "Prepend has prepend"),
     "many parts": (with_normalizer(*[{"type": "NFC"}] * 17), "has 17 parts, more than 16"),
+    "two byte levels": (with_normalizer(*[{"type": "ByteLevel"}] * 2), "ByteLevel more than once"),
+    "two byte levels before": (byte_level(pre_tokenizer=sequence("pretokenizers", BYTE_LEVEL)), "ByteLevel more than once"),
+    "two prefixes": (with_normalizer(*[{"type": "Prepend", "prepend": "_"}] * 2), "Prepend more than once"),
+    "two suffixes": (
+        byte_level(decoder=sequence("decoders", {"type": "BPEDecoder", "suffix": "x"})), "BPEDecoder more than once"),
+    "a suffix of nothing": (byte_level(decoder={"type": "BPEDecoder", "suffix": ""}), "BPEDecoder has suffix"),
     "an expression to replace": (
         with_normalizer({"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""}), "Replace has pattern"),
     "an expression to split": (byte_level(pre_tokenizer=split_by("((a+)+)+b")), "Split has pattern"),
@@ -350,29 +360,3 @@ def test_a_text_with_more_tokens_than_bytes_is_refused(tmp_path: Path) -> None:
     assert len(tokenizer.encode("\u00bd" * 3)) <= 6 + SPARE_TOKENS
     with pytest.raises(UnreadableText, match="more than it has bytes"):
         tokenizer.encode("\ufdfa" * 100)
-
-
-LONG = {
-    "16 byte levels": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 16}),
-    "two byte levels": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 2}),
-    "two in the pre-tokenizer": (
-        "pre_tokenizer",
-        {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ]
-            * 2,
-        },
-    ),
-    "prefixes": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}] * 2}),
-    "a suffix of nothing": ("decoder", {"type": "BPEDecoder", "suffix": ""}),
-    "suffixes": ("decoder", {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": "x"}] * 2}),
-}
-
-
-@pytest.mark.parametrize("kind", LONG)
-def test_parts_that_lengthen_texts_are_not_repeated(kind: str) -> None:
-    slot, part = LONG[kind]
-    with pytest.raises(TokenizerRefused, match="more than once|suffix"):
-        _check_slot(slot, part)

@@ -17,19 +17,7 @@ import attacks  # type: ignore[import-not-found]  # a copy of ours, beside this 
 from trainer.environments.confinement import Mechanism
 from trainer.environments.sandbox import Limits, Sandbox, protections
 
-ATTACKS = (
-    "LOOP",
-    "SLEEP",
-    "FORK_BOMB",
-    "THREAD_BOMB",
-    "ALLOCATE",
-    "SHOUT",
-    "SILENT",
-    "OUTLIVE",
-    "EXECUTE",
-    "CRASH",
-    "FILL_DISK",
-)
+ATTACKS = "LOOP SLEEP FORK_BOMB THREAD_BOMB ALLOCATE SHOUT SILENT OUTLIVE EXECUTE CRASH FILL_DISK".split()
 
 
 def main() -> None:

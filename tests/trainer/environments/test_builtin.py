@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.environments.environment import TURN_END, Problem
+from trainer.environments.environment import Environment, Problem
 from trainer.environments.registry import BUILT_IN, open_environment
 
 every_task = pytest.mark.parametrize("name", BUILT_IN)
@@ -20,16 +20,21 @@ FIRST = {
     "shift": [("shift ba\n", "cb"), ("shift myop\n", "nzpq")],
     "count": [("count c aa\n", "0"), ("count b dbdcdaa\n", "1")],
     "close": [("close ([\n", "])"), ("close {{\n", "}}")],
-    "guess": [
-        ("guess 1-15\n", "8\x00more\n12\x00more\n14\x00less\n13"),
-        ("guess 1-15\n", "8\x00less\n4\x00more\n6\x00more\n7"),
-    ],
-    "lookup": [("lookup c u\n", "?c\x008\n?u\x003\n=83"), ("lookup f v\n", "?f\x001\n?v\x005\n=15")],
+    "guess": [("guess 1-15\n", "8 more\n12 more\n14 less\n13"), ("guess 1-15\n", "8 less\n4 more\n6 more\n7")],
+    "lookup": [("lookup c u\n", "?c 8\n?u 3\n=83"), ("lookup f v\n", "?f 1\n?v 5\n=15")],
     "calculate": [
-        ("calculate 43*9+77\n", "?43*9\x00387\n?387+77\x00464\n=464"),
-        ("calculate 87*6+69\n", "?87*6\x00522\n?522+69\x00591\n=591"),
+        ("calculate 43*9+77\n", "?43*9 387\n?387+77 464\n=464"),
+        ("calculate 87*6+69\n", "?87*6 522\n?522+69 591\n=591"),
     ],
 }
+
+
+def conversation(environment: Environment, index: int) -> tuple[str, str]:
+    """A prompt, and a solution's turns with the replies to them."""
+    problem = environment.problem(index)
+    turns = environment.solution(problem)
+    said = [f"{turns[at]} {environment.reply(problem, turns[: at + 1])}" for at in range(len(turns) - 1)]
+    return problem.prompt, "".join([*said, turns[-1]])
 
 
 @every_task
@@ -42,13 +47,7 @@ def test_problem_follows_from_the_number_alone(name: str) -> None:
 
 
 @every_task
-def test_first_problems_are_what_they_always_were(name: str) -> None:
-    environment = open_environment(name)
-    assert [environment.example(index) for index in range(2)] == FIRST[name]
-
-
-@every_task
-def test_solution_scores_one_within_the_turns(name: str) -> None:
+def test_solutions_are_short_and_score_one_within_the_turns(name: str) -> None:
     environment = open_environment(name)
     for index in SAMPLE:
         problem = environment.problem(index)
@@ -57,14 +56,9 @@ def test_solution_scores_one_within_the_turns(name: str) -> None:
         assert len(turns) <= environment.max_turns
         assert environment.reply(problem, turns) is None
         assert all(environment.reply(problem, turns[:count]) for count in range(1, len(turns)))
-
-
-@every_task
-def test_prompts_and_answers_have_tens_of_bytes(name: str) -> None:
-    environment = open_environment(name)
-    examples = [environment.example(index) for index in SAMPLE]
-    assert max(len(prompt) + len(answer) for prompt, answer in examples) <= 64
-    assert all(TURN_END not in prompt for prompt, _ in examples)
+        prompt, answer = conversation(environment, index)
+        assert len(prompt) + len(answer) <= 64 and "\0" not in prompt
+    assert [conversation(environment, index) for index in range(2)] == FIRST[name], "what they always were"
 
 
 @every_task
@@ -77,7 +71,7 @@ def test_anything_may_be_written(name: str, data: st.DataObject) -> None:
     assert environment.score(problem, turns) in (0.0, 1.0)
     if turns:
         reply = environment.reply(problem, turns)
-        assert reply is None or (TURN_END not in reply and 0 < len(reply) <= 16)
+        assert reply is None or ("\0" not in reply and 0 < len(reply) <= 16)
 
 
 @every_task
@@ -109,7 +103,7 @@ def test_answers_are_right() -> None:
     for name, check in checks.items():
         environment = open_environment(name)
         for index in SAMPLE:
-            prompt, answer = environment.example(index)
+            prompt, answer = conversation(environment, index)
             assert check(prompt.removeprefix(f"{name} ").strip(), answer), (prompt, answer)
 
 

@@ -93,9 +93,10 @@ def test_nothing_that_a_stranger_writes_gives_more_than_a_sentence(text: str) ->
 @pytest.mark.parametrize(
     ("text", "problems", "part"),
     [
-        ("adds", 1, "did you mean 'add'"),
-        ("zzzz", 1, "there are reverse, sort, add"),
-        ("add(letters=3)", 1, "it takes: digits"),
+        ("adds", 1, "there is no environment 'adds': did you mean 'add'?"),
+        ("zzzz", 1, "there is no environment 'zzzz': there are reverse, sort, add"),
+        ("add(letters=3)", 1, "the environment 'add' has other options .* it takes: digits"),
+        ("lookup(most=3)", 1, "it takes: none"),
         ("add(digits=30)", 1, "a whole number from 1 to 9"),
         ("add", (1 << 20) + 1, "problems = 1048576 would do"),
         ("mixture(add, adds)", 1, "did you mean 'add'"),
@@ -133,3 +134,28 @@ def test_a_name_opens_what_it_names(tmp_path: Path) -> None:
     assert (mixed.size, mixed.problem(1).prompt) == (2, "1+1")
     with pytest.raises(ValueError, match="tasks/tasks.jsonl is not here"):
         open_named(name)
+
+
+def test_a_mixture_needs_environments_and_a_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="a mixture needs at least one environment"):
+        open_environment("mixture", of=[])
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    for name, options in (("reasoning-gym", {"task": "chain_sum"}), ("verifiers", {"taskset": "toy"})):
+        with pytest.raises(ValueError, match=r"not installed: .* install .*'verifiers>="):
+            open_environment(name, **options)
+
+
+def test_mixture_deals_its_environments_in_turn() -> None:
+    mixture = open_environment("mixture", of=[{"name": "add", "digits": 1}, {"name": "guess"}])
+    assert mixture.max_turns == 4
+    assert mixture.size == 2 << 20
+    prompts = [mixture.problem(index).prompt.split()[0] for index in range(4)]
+    assert prompts == ["add", "guess", "add", "guess"]
+    assert mixture.problem(6).prompt == open_environment("add", digits=1).problem(3).prompt
+    for index in range(20):
+        problem = mixture.problem(index)
+        turns = mixture.solution(problem)
+        assert mixture.score(problem, turns) == 1.0
+        assert mixture.reply(problem, turns) is None
+        assert mixture.score(problem, ["no"]) == 0.0
+    assert mixture.problem(5).prompt == open_environment("guess").problem(2).prompt

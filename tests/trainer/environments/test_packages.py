@@ -9,22 +9,6 @@ import pytest
 from trainer.environments.packages import PackageMissing, PackageProgram, answer_element, installed_version
 from trainer.environments.sandbox import Limits
 
-EVALUATE = """
-def answer(question):
-    guard()
-    try:
-        return repr(eval(question))
-    except Exception as error:
-        return type(error).__name__
-"""
-
-
-@pytest.fixture(scope="module")
-def evaluator() -> PackageProgram:
-    """What libraries for scoring do: they evaluate an answer."""
-    return PackageProgram(EVALUATE, Limits(cpu_s=5))
-
-
 SCORER = """
 import types
 
@@ -113,9 +97,8 @@ def test_program_that_goes_wrong_is_a_value_error(program: str) -> None:
 
 
 def test_what_is_printed_meanwhile_is_no_answer() -> None:
-    assert PackageProgram("def answer(question): print('noise'); return question", Limits(cpu_s=5)).ask({"a": [1]}) == {
-        "a": [1]
-    }
+    program = PackageProgram("def answer(question): print('noise'); return question", Limits(cpu_s=5))
+    assert program.ask({"a": [1]}) == {"a": [1]}
 
 
 def test_missing_package_is_said_with_the_remedy() -> None:

@@ -52,8 +52,11 @@ def test_every_kind_of_task_is_read() -> None:
     assert calls == CodeTests((CallCase("add", "[1, 2]", "3"), CallCase("add", '["a", "b"]', '["ab"]')))
 
 
-def test_info_may_be_a_text_in_json() -> None:
+def test_info_may_be_a_text_in_json_and_four_fields_are_enough() -> None:
     assert read_task(line(verification_info=json.dumps(KINDS["exact_answer"]))) == read_task(line())
+    bare = line(source=..., in_source_id=..., gold_standard_solution=..., metadata=..., hf_dataset_name=...)
+    assert (read_task(bare).prompt, read_task(bare).solve_rate) == ("What is it?", None)
+    assert [read_task(line(solve_rate=rate, samples=8)).solve_rate for rate in (0, 0.125, 1)] == [0, 0.125, 1]
 
 
 def test_solution_is_the_gold_standard_or_the_answer() -> None:
@@ -61,11 +64,6 @@ def test_solution_is_the_gold_standard_or_the_answer() -> None:
     assert read_task(line(gold_standard_solution="")).solution == "Paris"
     assert read_task(line("numeric_answer")).solution == "7/2"
     assert read_task(line("verifiable_code")).solution is None
-
-
-def test_only_four_fields_are_needed() -> None:
-    bare = line(source=..., in_source_id=..., gold_standard_solution=..., metadata=..., hf_dataset_name=...)
-    assert read_task(bare).prompt == "What is it?"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +89,10 @@ def test_only_four_fields_are_needed() -> None:
         (line("numeric_answer", verification_info={"ground_truth": 1, "tolerance": -1}), "tolerance is negative"),
         (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "language is not 'python'"),
         (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
+        *((line(solve_rate=rate), "solve_rate is not a number from 0 to 1") for rate in (1.01, -0.1, True, "0.5", [0.5])),
+        *((line(solve_rate=0.5, samples=many), "samples is not a whole number") for many in (0, 8.0, True, 10**30)),
+        (line(samples=8), "samples counts the answers behind solve_rate"),
+        (line().replace(b'"problem_id"', b'"solve_rate": 1e400, "problem_id"'), "solve_rate is not a number"),
         (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' appears twice"),
         (b'{"prompt": NaN}', "NaN is not a number in JSON"),
         (b'{"prompt": ', "it is not JSON .Expecting value at column 12."),
@@ -116,18 +118,13 @@ def test_what_is_wrong_is_said(text: bytes, sentence: str) -> None:
         ({"type": "function_call", "fn_name": "f", "input": 1, "output": 1}, "not a list of arguments"),
         ({"type": "function_call", "fn_name": "f", "input": ["x" * 300_000], "output": 1}, "longer than 256 KiB"),
         ("case", "test case 2 is not a JSON object"),
+        (CALLS["test_cases"][0], "mixes stdin_stdout and function_call"),
     ],
 )
 def test_what_is_wrong_with_a_case_is_said(case: Any, sentence: str) -> None:
     good = {"type": "stdin_stdout", "input": "", "output": ""}
     with pytest.raises(ValueError, match=sentence):
         read_task(line("verifiable_code", verification_info={"language": "python", "test_cases": [good, case]}))
-
-
-def test_kinds_of_cases_are_not_mixed() -> None:
-    cases = [*KINDS["verifiable_code"]["test_cases"], *CALLS["test_cases"]]
-    with pytest.raises(ValueError, match="mixes"):
-        read_task(line("verifiable_code", verification_info={"language": "python", "test_cases": cases}))
 
 
 def test_sentence_names_the_line() -> None:
@@ -137,6 +134,8 @@ def test_sentence_names_the_line() -> None:
         read_tasks([b"", line(), line()])
     with pytest.raises(ValueError, match="the file has no task"):
         read_tasks([b"", b"  \n"])
+    with pytest.raises(ValueError, match="line 1: it is not UTF-8 text at byte 1; save the file as UTF-8"):
+        read_tasks(line().decode().encode("utf-16").splitlines(keepends=True))
 
 
 def test_a_task_without_an_id_is_called_by_its_line() -> None:
@@ -156,39 +155,20 @@ def test_marks_of_editors_are_passed_over(start: bytes, end: bytes) -> None:
     assert [task.verification for task in tasks] == [NumericAnswer(Fraction(7, 2), Fraction(1, 100)), ExactAnswer("Paris")]
 
 
-def test_a_file_in_another_encoding_is_told() -> None:
-    with pytest.raises(ValueError, match="line 1: it is not UTF-8 text at byte 1; save the file as UTF-8"):
-        read_tasks(line().decode().encode("utf-16").splitlines(keepends=True))
-
-
 def test_number_of_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_TASKS", 2)
     with pytest.raises(ValueError, match="line 3: a set has at most 2 tasks"):
         read_tasks([line(problem_id=str(number)) for number in range(3)])
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        (" 1,234.50 ", Fraction(2469, 2)),
-        ("1,234", Fraction(1234)),
-        ("\u22123/4", Fraction(-3, 4)),
-        ("1,2", None),
-        ("1,23,4", None),
-        ("0,123", None),
-        ("1234,567", None),
-        ("-3/4", Fraction(-3, 4)),
-        (".5e1", Fraction(5)),
-        ("1e-3", Fraction(1, 1000)),
-        ("1/0", None),
-        ("1e9999", None),
-        ("nan", None),
-        ("1_000", None),
-        ("٣", None),
-        ("9" * 100, None),
-        ("", None),
-    ],
-)
+NUMBERS = {
+    " 1,234.50 ": Fraction(2469, 2), "1,234": Fraction(1234), "\u22123/4": Fraction(-3, 4), "-3/4": Fraction(-3, 4),
+    ".5e1": Fraction(5), "1e-3": Fraction(1, 1000),
+}  # fmt: skip
+NO_NUMBERS = ["1,2", "1,23,4", "0,123", "1234,567", "1/0", "1e9999", "nan", "1_000", "\u0663", "9" * 100, ""]
+
+
+@pytest.mark.parametrize(("text", "number"), [*NUMBERS.items(), *((text, None) for text in NO_NUMBERS)])
 def test_numbers_are_exact_and_short(text: str, number: Fraction | None) -> None:
     assert number_in(text) == number
 
@@ -214,13 +194,8 @@ def test_how_deep_is_read_does_not_depend_on_the_version_of_python(depth: int) -
         read_task(text)
 
 
-@pytest.mark.parametrize("data", BOMBS, ids=range(len(BOMBS)))
-def test_bombs_are_refused_or_read(data: bytes) -> None:
-    read_or_refuse(data)
-
-
-@given(st.binary(max_size=300))
-def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+@given(st.sampled_from(BOMBS) | st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused_or_read(data: bytes) -> None:
     read_or_refuse(data)
 
 
@@ -245,19 +220,18 @@ def test_any_value_in_any_field_is_read_or_refused(kind: str, field: str, value:
     read_or_refuse(line(kind, **{field: value}))
 
 
-@given(st.sampled_from(list(KINDS)), st.sampled_from(["ground_truth", "tolerance", "language", "test_cases"]), JSON)
-def test_any_value_in_the_info_is_read_or_refused(kind: str, field: str, value: Any) -> None:
-    read_or_refuse(line(kind, verification_info=KINDS[kind] | {field: value}))
+CASE = st.fixed_dictionaries(
+    {"type": st.sampled_from(["stdin_stdout", "function_call"]), "input": JSON, "output": JSON, "fn_name": st.just("f")}
+)
 
 
 @given(
-    st.lists(
-        st.fixed_dictionaries({"type": st.sampled_from(["stdin_stdout", "function_call"]), "input": JSON, "output": JSON})
-    )
+    st.sampled_from(list(KINDS)),
+    st.sampled_from(["ground_truth", "tolerance", "language", "test_cases"]),
+    JSON | st.lists(CASE),
 )
-def test_any_cases_are_read_or_refused(cases: list[Any]) -> None:
-    cases = [case | {"fn_name": "f"} for case in cases]
-    read_or_refuse(line("verifiable_code", verification_info={"language": "python", "test_cases": cases}))
+def test_any_value_in_the_info_is_read_or_refused(kind: str, field: str, value: Any) -> None:
+    read_or_refuse(line(kind, verification_info=KINDS[kind] | {field: value}))
 
 
 @pytest.mark.parametrize(

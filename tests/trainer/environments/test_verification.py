@@ -34,6 +34,10 @@ GOOD_ADD = "def add(a, b):\n    return a + b"
         ("Answer: 1\nAnswer: 2", "2"),
         ("first \\boxed{1}, then \\boxed{\\frac{1}{2}} I think", "\\frac{1}{2}"),
         ("\\boxed{never closed", "\\boxed{never closed"),
+        ("\\boxed{42}\n\nTo check the answer: 42 * 2 = 84.", "42"),
+        ("\\boxed{42} (Answer: see above)", "42"),
+        ("\\boxed{42}\n\nIs this the right answer: yes", "42"),
+        ("\\boxed{42}. That answer: is right", "42"),
         ("", ""),
     ],
 )
@@ -44,12 +48,6 @@ def test_answer_in_a_text(text: str, answer: str) -> None:
 def test_program_in_a_text() -> None:
     assert program_in("print(1)") == "print(1)"
     assert program_in("First\n```python\nprint(1)\n```\nbetter\n```\nprint(2)\n```\n") == "print(2)\n"
-
-
-def test_exact_answers() -> None:
-    right = ExactAnswer("Paris")
-    assert [PLAIN.score(right, text) for text in ("Paris", " Paris\n", "It is \\boxed{Paris}.")] == [1.0] * 3
-    assert [PLAIN.score(right, text) for text in ("paris", "Paris, France", "", "London Paris")] == [0.0] * 4
 
 
 def test_numeric_answers() -> None:
@@ -141,7 +139,8 @@ def test_what_is_said_last_is_the_answer_and_all_of_it(text: str) -> None:
         ("__init__", "__init__", 1), ("__init__", "Answer: `__init__`", 1), ("__init__", "init", 0),
         ("Yes.", "Yes.", 1), ("Yes.", "Answer: Yes.", 1), ("Yes", "Answer: **Yes.**", 1), ("yes", "Yes", 0),
         ("U.S.A.", "Answer: U.S.A.", 1), ("a\u2212b", "a-b", 1), ("a-b", "Answer: a\u2212b", 1),
-        ("a-b", "a\u2013b", 0), ("1,2", "1,2", 1), ("1,2", "1, 2", 0), ("...", "...", 1),
+        ("a-b", "a\u2013b", 0), ("1,2", "1,2", 1), ("1,2", "1, 2", 0), ("...", "...", 1), ("Paris", "paris", 0),
+        ("Paris", "Paris, France", 0), ("Paris", "London Paris", 0), ("Paris", "", 0),
         ("Answer: 5", "Answer: 5", 1), ("$5$", "$5$", 1), ("*", "*", 1),
     ],
 )  # fmt: skip
@@ -249,12 +248,12 @@ def test_file_of_tasks_is_an_environment(tmp_path: Path) -> None:
     path.write_bytes(line() + b"\n\n" + line("numeric_answer") + b"\n" + line("verifiable_code") + b"\n")
     tasks = open_file(str(path), digest_of(path.read_bytes()))
     assert tasks.size == 3
-    assert tasks.example(0) == ("What is it?", "Paris")
+    assert (tasks.problem(0).prompt, tasks.solution(tasks.problem(0))) == ("What is it?", ("Paris",))
     assert tasks.score(tasks.problem(1), ["3.5"]) == 1.0
     assert tasks.score(tasks.problem(2), [GOOD_SUM]) == 1.0
     assert tasks.score(tasks.problem(0), ["Paris", "Paris"]) == 0.0
     with pytest.raises(ValueError, match="names no solution"):
-        tasks.example(2)
+        tasks.solution(tasks.problem(2))
     with pytest.raises(ValueError, match="there is no problem 3"):
         tasks.problem(3)
 
@@ -281,34 +280,30 @@ def test_tasks_of_maths_say_which_package_they_need(tmp_path: Path, monkeypatch:
         open_file(str(path))
 
 
-def installed(folder: Path, program: str) -> None:
-    """A math-verify of our own in a folder."""
-    (folder / "math_verify").mkdir()
-    (folder / "math_verify" / "__init__.py").write_text(program)
-    (folder / "math_verify-0.9.0.dist-info").mkdir()
-    (folder / "math_verify-0.9.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: math-verify\nVersion: 0.9.0\n"
-    )
+def installed(parent: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a math-verify of our own, in a new folder that every user can read, instead of the installed one."""
+    folder = parent / "site"
+    package, about = folder / "math_verify", folder / "math_verify-0.9.0.dist-info"
+    for each in (package, about):
+        each.mkdir(parents=True)
+    (package / "__init__.py").write_text(program)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: math-verify\nVersion: 0.9.0\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("trainer.environments.sandbox._package_folders", lambda: [str(folder)])
+    _ask_what_is_known.cache_clear()
+
+
+PARSE, SAME = "def parse(text, **more): return [text]\n", "def verify(a, b, **more): return "
 
 
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [
-        (
-            "raise ImportError('Could not deserialize ATN with version 3 (expected 4).')",
-            "ImportError: Could not deserialize ATN",
-        ),
-        ("import no_such_module_of_antlr4", "ModuleNotFoundError: No module named 'no_such_module_of_antlr4'"),
+        ("raise ImportError('Could not deserialize ATN with version 3.')", "ImportError: Could not deserialize ATN"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("def parse(text, **more): raise RuntimeError('the grammar is gone')", "cannot import name 'verify'"),
-        ("def parse(text, **more): return []\ndef verify(*pair, **more): return True", "it does not tell a half from 0.6"),
-        (
-            "def parse(text, **more): return [text]\ndef verify(*pair, **more): return True",
-            "it does not tell a half from 0.6",
-        ),
-        (
-            "def parse(text, **more): return [text]\ndef verify(a, b, **more): return a == b",
-            "it does not tell a half from 0.6",
-        ),
+        (PARSE + SAME + "True", "it does not tell a half from 0.6"),
+        (PARSE + SAME + "a == b", "it does not tell a half from 0.6"),
         ("import sys\nsys.exit(3)", "does not work"),
     ],
 )
@@ -316,12 +311,7 @@ def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(
     program: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would score every right answer 0: such a validator contradicts honest peers, such a trainer learns that."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    installed(folder, program)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("trainer.environments.sandbox._package_folders", lambda: [str(folder)])
-    _ask_what_is_known.cache_clear()
+    installed(tmp_path, program, monkeypatch)
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(line("verifiable_math"))
     with pytest.raises(ValueError) as refused:
@@ -333,14 +323,9 @@ def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(
 
 
 def test_a_package_that_answers_the_known_question_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "site"
-    folder.mkdir()
     program = "values = {'\\\\frac{1}{2}': 0.5, 'x^2+1': 7, '1+x^2': 7}\n"
     program += "def parse(text, **more):\n    inner = text[7:-1]\n    return [values.get(inner, inner)]\n"
-    installed(folder, program + "def verify(a, b, **more): return str(a[0]) == str(b[0])")
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("trainer.environments.sandbox._package_folders", lambda: [str(folder)])
-    _ask_what_is_known.cache_clear()
+    installed(tmp_path, program + SAME + "str(a[0]) == str(b[0])", monkeypatch)
     made = [Verifier(needs_code=False, needs_maths=True) for _ in range(2)]
     assert _ask_what_is_known.cache_info().misses == 1
     right = MathsAnswer("\\frac{1}{2}")
@@ -360,23 +345,7 @@ def test_tasks_of_code_are_refused_where_programs_cannot_be_confined(
         open_file(str(path))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\\boxed{42}\n\nTo check the answer: 42 * 2 = 84.",
-        "\\boxed{42} (Answer: see above)",
-        "\\boxed{42}\n\nIs this the right answer: yes",
-        "\\boxed{42}. That answer: is right",
-    ],
-)
-def test_a_box_is_the_answer_where_the_word_stands_in_a_sentence_after_it(text: str) -> None:
-    assert final_answer(text) == "42"
-
-
-def test_an_answer_of_a_megabyte_costs_no_more_than_its_length() -> None:
-    assert PLAIN.score(ExactAnswer("42"), "*_" * 500_000) == 0.0
-
-
-def test_two_formulas_are_not_read_as_one() -> None:
+def test_two_formulas_are_not_read_as_one_and_a_megabyte_costs_no_more_than_its_length() -> None:
     assert plain_answer("\\(5\\)") == "5"
     assert plain_answer("\\(5\\) or \\(6\\)") == "\\(5\\) or \\(6\\)"
+    assert PLAIN.score(ExactAnswer("42"), "*_" * 500_000) == 0.0

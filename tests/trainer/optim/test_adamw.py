@@ -40,17 +40,6 @@ def test_large_gradients_are_clipped_to_the_global_norm() -> None:
     assert float(mean.norm()) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_moments_and_parameters_are_updated_where_they_lie() -> None:
-    model = small.model()
-    optimiser = AdamW(WholeParameters(model), INNER)
-    before = model.flat.clone()
-    for step in range(2):
-        model.gradient.fill_(1.0)
-        optimiser.step(0.1)
-        assert optimiser.steps == step + 1
-    assert (model.flat != before).all() and optimiser.mean.all() and optimiser.square.all()
-
-
 @pytest.mark.slow
 def test_an_update_loads_no_compiler() -> None:
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +11,11 @@ import torch
 from kernels.toploc import prove
 from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.rl import RlConfig
+from tests.trainer.generate.naive import write
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.environment import Environment, Problem
-from trainer.generate.sampling import choose, stream_key
+from trainer.environments.environment import Environment, Problem, read_turns
+from trainer.generate.generator import Request
+from trainer.generate.sampling import stream_key
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.rl.rollout import Rollout
@@ -81,37 +84,20 @@ def generate(
     """All rollouts of an assignment.  writer: another model that chooses the tokens, while `model` proves."""
     rollouts = []
     for index in assignment.problems:
+        problem = environment.problem(index)
+        prompt = tuple(TOKENIZER.encode(problem.prompt))
+
+        def reply(request: Request, output: Sequence[int], made: Sequence[bool], problem: Problem = problem) -> Any:
+            said = environment.reply(problem, read_turns(environment, problem, output, made, TOKENIZER))
+            return None if said is None else TOKENIZER.encode(said)
+
         for copy in range(assignment.copies):
-            problem = environment.problem(index)
-            prompt = TOKENIZER.encode(problem.prompt)
             key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
-            output, made = _write(writer or model, environment, problem, prompt, key, rl)
-            hidden = model(torch.tensor([prompt + output[:-1]]))[0, len(prompt) - 1 :]
+            by = writer or model
+            written = write(
+                by.config, by.flat, Request(0, prompt, key, rl.max_tokens, TOKENIZER.ends), rl.temperature, reply
+            )
+            hidden = model(torch.tensor([[*prompt, *written.output[:-1]]]))[0, len(prompt) - 1 :]
             proofs = b"".join(prove(hidden.bfloat16(), rl.top_k, rl.chunk_tokens))
-            rollouts.append(Rollout(index, copy, tuple(prompt), tuple(output), tuple(made), proofs))
+            rollouts.append(Rollout(index, copy, prompt, written.output, written.made, proofs))
     return rollouts
-
-
-def _write(
-    model: Decoder, environment: Environment, problem: Problem, prompt: list[int], key: int, rl: RlConfig
-) -> tuple[list[int], list[bool]]:
-    output: list[int] = []
-    made: list[bool] = []
-    turns: list[str] = []
-    begin = 0
-    while len(output) < rl.max_tokens:
-        hidden = model(torch.tensor([prompt + output]))[:, -1]
-        position = torch.tensor([len(prompt) + len(output)])
-        token = int(choose((hidden @ model.output_weight.T).float(), torch.tensor([key]), position, rl.temperature))
-        output.append(token)
-        made.append(True)
-        if token == TOKENIZER.end:
-            turns.append(TOKENIZER.decode(output[begin:-1]))
-            reply = environment.reply(problem, turns)
-            if reply is None:
-                break
-            said = TOKENIZER.encode(reply)[: rl.max_tokens - len(output)]
-            output += said
-            made += [False] * len(said)
-            begin = len(output)
-    return output, made

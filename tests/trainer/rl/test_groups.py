@@ -15,7 +15,6 @@ from trainer.rl.groups import (
     best_and_typical,
     grouped,
     informative,
-    length_reward,
     scored,
 )
 from trainer.rl.rollout import Rollout
@@ -48,11 +47,8 @@ def test_advantages_sum_to_nothing_and_keep_the_order(rewards: list[float], divi
 def test_equal_rewards_are_no_advantage_at_all(reward: float, size: int) -> None:
     assert advantages([reward] * size) == [0.0] * size
     assert not group(*[reward] * size).is_informative
-
-
-def test_groups_without_a_difference_are_left_out() -> None:
-    groups = [group(1.0, 1.0), group(1.0, 0.0), group(0.0, 0.0), group(0.3)]
-    assert informative(groups) == groups[1:2]
+    groups = [group(*[reward] * size), group(1.0, 0.0)]
+    assert informative(groups) == groups[1:]
 
 
 def test_the_best_and_a_typical_answer_are_the_first_of_the_highest_and_of_the_median_reward() -> None:
@@ -79,11 +75,18 @@ def test_the_solve_rate_is_of_the_task_alone() -> None:
     assert Group(0, members).rewards == pytest.approx([0.94, -0.06, 0.94, 0.44])
 
 
-def test_each_token_beside_the_target_length_costs_the_same() -> None:
-    assert length_reward(1.0, 900, 1000, 0.0003) == length_reward(1.0, 1100, 1000, 0.0003) == pytest.approx(0.97)
-    assert length_reward(0.0, 1000, 1000, 0.0003) == 0.0
-
-
-def test_only_tokens_that_the_model_chose_count_as_length() -> None:
-    assert scored(rollout(made=(True, False, False, True)), 1.0, 2, 0.1).reward == 1.0
-    assert scored(rollout(made=(True, False)), 0.5).reward == 0.5
+@pytest.mark.parametrize(
+    ("made", "solved", "target", "reward"),
+    [
+        ((True,) * 9, 1.0, 10, 0.9),
+        ((True,) * 11, 1.0, 10, 0.9),
+        ((True,) * 10, 0.0, 10, 0.0),
+        ((True, False, False, True), 1.0, 2, 1.0),
+        ((True, False), 0.5, None, 0.5),
+    ],
+    ids=["shorter", "longer", "as long", "what the model chose", "no target"],
+)
+def test_each_token_beside_the_target_length_costs_the_same(
+    made: tuple[bool, ...], solved: float, target: int | None, reward: float
+) -> None:
+    assert scored(rollout(made=made), solved, target, 0.1).reward == pytest.approx(reward)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.codecs.ladder import INT4
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from tests.trainer import small
@@ -135,21 +134,6 @@ def test_a_kl_term_without_its_reference_is_refused(tmp_path: Path) -> None:
         compute(made, groups(), replace(TASK, reference=tmp_path / "short"))
 
 
-def test_a_large_kl_weight_keeps_the_policy_near_the_reference(tmp_path: Path) -> None:
-    """The same rollouts again and again: without the term the policy runs away from where it began."""
-    path, _ = written(small.theta(), tmp_path)
-
-    def drift(weight: float) -> float:
-        made = learner(optimizer_steps=1, lr=3e-3, kl_weight=weight)
-        for round in range(12):
-            made.learn(LearnTask(order=round, first_step=round, reference=path), groups())
-        made.config = made.config.changed(kl_weight=1.0)  # so that it is measured
-        return made.learn(LearnTask(order=0, first_step=12, reference=path), groups()).kl
-
-    free, held = drift(0.0), drift(300.0)
-    assert free > 0.05 and held < free / 10, (free, held)
-
-
 def test_same_work_gives_the_same_bytes_and_theta_is_never_written() -> None:
     one, other = compute(learner(), groups()), compute(learner(), groups())
     assert one == other and one[0].norm > 0
@@ -157,17 +141,6 @@ def test_same_work_gives_the_same_bytes_and_theta_is_never_written() -> None:
     theta.flags.writeable = False
     learner().compute(TASK, groups(), theta, memoryview(bytearray(SIZE)))
     assert np.array_equal(theta, small.theta())
-
-
-def test_contribution_is_theta_minus_the_local_parameters() -> None:
-    made = learner()
-    learnt, data = compute(made, groups())
-    difference = small.theta() - made.model.flat.numpy()
-    decoded = np.empty_like(difference)
-    for span in small.LAYOUT:
-        INT4.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
-    assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 13
-    assert learnt.norm == pytest.approx(float(np.linalg.norm(difference.astype(np.float64))), rel=1e-6)
 
 
 def test_every_completion_is_in_one_batch_and_batches_differ_from_version_to_version() -> None:
@@ -189,7 +162,14 @@ def test_every_completion_is_in_one_batch_and_batches_differ_from_version_to_ver
 
 def test_old_probabilities_are_those_of_the_parameters_before_the_first_step() -> None:
     made = learner(optimizer_steps=2, lr=1e-2)
-    first = made.learn(TASK, groups(), after_step=lambda *_: True)
+    told = list[tuple[float, ...]]()
+
+    def after_step(*progress: float) -> bool:
+        told.append(progress)
+        return True
+
+    first = made.learn(TASK, groups(), after_step=after_step)
+    assert told == [(1, first.loss, first.tokens, told[0][3])], "told after every step, and ended by it"
     assert first.steps == 1 and first.ratio == pytest.approx(1.0, abs=1e-5)
     both = learner(optimizer_steps=2, lr=1e-2).learn(TASK, groups())
     assert both.steps == 2 and abs(both.ratio - 1) > 1e-4
@@ -216,8 +196,7 @@ def test_nothing_to_learn_from_is_no_step_and_no_difference() -> None:
 def test_statistics_of_what_came_in() -> None:
     learnt = learner().learn(TASK, groups())
     members = [member for group in groups() for member in group.members]
-    assert learnt.reward == learnt.solve_rate == pytest.approx(np.mean([member.reward for member in members]))
-    assert learnt.length == np.mean([sum(member.rollout.made) for member in members])
+    assert learnt.reward == pytest.approx(np.mean([member.reward for member in members]))
     assert learnt.steps == 3 and 5 < learnt.entropy < np.log(256)
 
 
@@ -243,20 +222,5 @@ def test_what_the_model_cannot_read_is_refused_before_anything_else() -> None:
         with pytest.raises(ValueError, match=part):
             compute(made, [*groups(), Group(7, (scored(rollout, 1.0),))])
         assert not made.model.flat.any()
-
-
-def test_a_loss_that_is_not_a_number_is_an_error_not_a_contribution() -> None:
-    theta = np.full(small.PARAMETERS, np.nan, dtype=np.float32)
     with pytest.raises(NotFinite):
-        learner().compute(TASK, groups(), theta, memoryview(bytearray(SIZE)))
-
-
-def test_progress_is_told_after_every_step() -> None:
-    told: list[tuple[int, int]] = []
-
-    def after_step(steps: int, loss: float, tokens: int, tokens_per_s: float) -> bool:
-        told.append((steps, tokens))
-        return steps == 2
-
-    learnt, _ = compute(learner(), groups(), after_step=after_step)
-    assert [steps for steps, _ in told] == [1, 2] and told[-1] == (learnt.steps, learnt.tokens)
+        learner().compute(TASK, groups(), small.theta() * np.float32(np.nan), memoryview(bytearray(SIZE)))

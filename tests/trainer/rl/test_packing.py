@@ -66,13 +66,10 @@ def rollout(prompt: int, output: int) -> Rollout:
     return Rollout(3, 5, (1,) * prompt, (2,) * output, (True,) * output, b"")
 
 
-def test_the_longest_sequence_fills_a_row() -> None:
-    packed = pack([rollout(1, ROW), rollout(ROW, 1)], [1.0, 2.0], ROW)
-    assert packed.tokens.shape == (2, ROW) and (packed.documents != PADDING).all()
-    assert packed.counted_tokens == ROW + 1
-
-
 def test_a_sequence_longer_than_a_row_is_an_error_before_anything_is_packed() -> None:
+    packed = pack([rollout(1, ROW), rollout(ROW, 1)], [1.0, 2.0], ROW)
+    assert packed.tokens.shape == (2, ROW) and (packed.documents != PADDING).all(), "the longest ones fill their rows"
+    assert pack([], [], ROW).tokens.shape == (0, ROW)
     with pytest.raises(ValueError, match="copy 5 of problem 3 has 42 tokens, and a row takes 41; make row_tokens larger"):
         pack([rollout(1, 1), rollout(2, ROW)], [0.0, 0.0], ROW)
 
@@ -84,7 +81,3 @@ def test_places_that_no_row_uses_can_be_cut_off() -> None:
     assert (packed.documents[:, 29:] == PADDING).all()
     assert np.array_equal(trimmed.targets, packed.targets[:, :29])
     assert trimmed[1:2].documents[0].tolist() == [1] * 27 + [PADDING] * 2
-
-
-def test_nothing_makes_no_row() -> None:
-    assert pack([], [], ROW).tokens.shape == (0, ROW)

@@ -9,24 +9,13 @@ import pytest
 import torch
 
 from protocol.formats.model import ModelConfig
+from tests.trainer import small
 from tests.trainer.weights.models import random_parameters
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem
 from trainer.rl.rating import Rater, Sampling, digest_of
 
-CONFIG = ModelConfig.from_mapping(
-    {
-        "vocab": 256,
-        "dim": 32,
-        "layers": 1,
-        "heads": 2,
-        "kv_heads": 1,
-        "ffn": 48,
-        "rope_base": 10_000.0,
-        "norm_eps": 1e-5,
-        "tied": True,
-    }
-)
+CONFIG = ModelConfig.from_mapping(small.MODEL | {"dim": 32, "layers": 1, "ffn": 48})
 WEIGHTS = torch.from_numpy(random_parameters(CONFIG)).to(torch.bfloat16)
 PROMPTS = ("a", "what is it?", "ccc", "dd", "a longer one than the others", "f")
 
@@ -97,12 +86,8 @@ def test_an_environment_of_several_turns_has_its_word() -> None:
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
+    assert digest_of(WEIGHTS) == digest_of(WEIGHTS.clone()) != digest_of(WEIGHTS.flip(0))
     tokenizer = ByteTokenizer()
     tokenizer.vocab = 257
     with pytest.raises(ValueError, match="257 tokens, more than the model's 256"):
         Rater(CONFIG, WEIGHTS, tokenizer, Sampling(), torch.device("cpu"))
-
-
-def test_weights_are_named_by_their_bytes() -> None:
-    assert digest_of(WEIGHTS) == digest_of(WEIGHTS.clone())
-    assert digest_of(WEIGHTS) != digest_of(WEIGHTS.flip(0))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from trainer.rl.rollout import (
     MAX_TOKEN,
     Rollout,
 )
+from trainer.rl.worker import decode_batch, encode_batch
 
 TOKENS = st.integers(0, 255) | st.integers(0, MAX_TOKEN)
 HEAD_BYTES = 26
@@ -35,13 +39,14 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 
 
 def refused_or_the_same(data: bytes) -> None:
-    """Bytes are refused with a sentence, or are the encoding of what they decode to."""
-    try:
-        decoded = Rollout.decode(data)
-    except ValueError as error:
-        assert str(error).startswith("a ") and "\n" not in str(error)
-    else:
-        assert decoded.encode() == data
+    """Bytes are refused with a sentence, or are the encoding of what they decode to, alone and as a batch."""
+    for decode, encode in ((Rollout.decode, Rollout.encode), (decode_batch, encode_batch)):
+        try:
+            decoded: Any = decode(data)
+        except ValueError as error:
+            assert str(error).startswith(("a ", "rollout ")) and "\n" not in str(error)
+        else:
+            assert encode(decoded) == data
 
 
 @given(rollouts())
@@ -50,26 +55,23 @@ def test_a_rollout_comes_back_from_its_bytes(rollout: Rollout) -> None:
     assert len(rollout.encode()) <= MAX_BYTES
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused_or_an_encoding(data: bytes) -> None:
-    refused_or_the_same(data)
+@given(st.binary(max_size=200), rollouts(), st.data())
+def test_any_and_changed_bytes_are_refused_or_an_encoding(any_bytes: bytes, rollout: Rollout, data: st.DataObject) -> None:
+    refused_or_the_same(any_bytes)
+    for whole in (rollout.encode(), encode_batch([rollout] * 2)):
+        changed = bytearray(whole)
+        for _ in range(data.draw(st.integers(1, 4))):
+            where = data.draw(st.integers(0, HEAD_BYTES) | st.integers(0, len(whole) - 1))
+            changed[min(where, len(whole) - 1)] = data.draw(st.integers(0, 255))
+        refused_or_the_same(bytes(changed))
 
 
-@given(rollouts(), st.data())
-def test_changed_bytes_are_refused_or_an_encoding(rollout: Rollout, data: st.DataObject) -> None:
-    encoded = bytearray(rollout.encode())
-    for _ in range(data.draw(st.integers(1, 4))):
-        where = data.draw(st.integers(0, HEAD_BYTES) | st.integers(0, len(encoded) - 1))
-        encoded[min(where, len(encoded) - 1)] = data.draw(st.integers(0, 255))
-    refused_or_the_same(bytes(encoded))
-
-
-@given(rollouts(), st.data())
-def test_bytes_cut_out_or_put_in_are_refused_or_an_encoding(rollout: Rollout, data: st.DataObject) -> None:
-    encoded = rollout.encode()
-    start = data.draw(st.integers(0, len(encoded)))
-    stop = data.draw(st.integers(start, len(encoded)))
-    refused_or_the_same(encoded[:start] + data.draw(st.binary(max_size=20)) + encoded[stop:])
+@pytest.mark.parametrize("change", [lambda it: b"", lambda it: bytes(4), lambda it: it + b"\0", lambda it: it[:-1]])
+def test_what_is_no_batch_is_refused(change: Callable[[bytes], bytes]) -> None:
+    whole = [Rollout(3, copy, (1, 2, 3), (4, 5 + copy), (True, False), bytes(copy)) for copy in range(3)]
+    assert decode_batch(encode_batch(whole)) == whole
+    with pytest.raises(ValueError, match=r"batch|rollout"):
+        decode_batch(change(encode_batch(whole)))
 
 
 @given(rollouts(), st.binary(min_size=1, max_size=9))
@@ -85,12 +87,6 @@ def test_the_bytes_are_these() -> None:
     assert rollout.encode() == bytes.fromhex(
         "01 02 0000000000000102 00000003 00000002 00000003 00000002  0100 0001 ffff 0000 0700  a0  7070"
     )
-
-
-def test_tokens_take_no_more_bytes_than_the_largest_needs() -> None:
-    for token, width in ((255, 1), (256, 2), (65535, 2), (65536, 3), (MAX_TOKEN, 3)):
-        encoded = Rollout(0, 0, (token,) * 8, (0,) * 8, (True,) * 8, b"").encode()
-        assert len(encoded) == HEAD_BYTES + 16 * width + 1
 
 
 WIDE = Rollout(0, 0, (1,), (2,), (True,), b"").encode()[2:HEAD_BYTES]

@@ -10,7 +10,7 @@ from protocol.formats.rl import RlConfig
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameters
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
-from trainer.rl.groups import TargetedEnvironment, most_prompt_bytes, prompt_flaw, target_length, with_target
+from trainer.rl.groups import TargetedEnvironment, most_prompt_bytes, prompt_flaw, with_target
 from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch
 
@@ -34,12 +34,13 @@ def worker(rl: RlConfig, seed: int = 1) -> RolloutWorker:
 
 
 def test_the_target_is_named_in_the_prompt_and_the_same_for_everybody() -> None:
-    drawn = [target_length((10, 20, 30), 1, problem) for problem in range(300)]
-    assert drawn == [target_length((10, 20, 30), 1, problem) for problem in range(300)]
+    drawn, again, others = (
+        [TargetedEnvironment(Letters(), (10, 20, 30), seed).target(problem) for problem in range(300)] for seed in (1, 1, 2)
+    )
+    assert drawn == again != others
     assert {count: drawn.count(count) > 60 for count in (10, 20, 30)} == {10: True, 20: True, 30: True}
-    assert drawn != [target_length((10, 20, 30), 2, problem) for problem in range(300)]
     assert with_target("2 + 2?\n", 20) == "2 + 2? Think for 20 tokens before giving a response.\n"
-    assert target_length((), 1, 0) is None and with_target("2 + 2?", None) == "2 + 2?"
+    assert TargetedEnvironment(Letters(), (), 1).target(0) is None and with_target("2 + 2?", None) == "2 + 2?"
     longest = with_target("x" * most_prompt_bytes(200, 100, (5, 1000)), 1000)
     assert len(longest) == 101 and most_prompt_bytes(200, 100, ()) == 101
 

@@ -94,15 +94,11 @@ def test_a_batch_has_the_slack_once() -> None:
     within = bounds()
     each = choices([0.0] * 20 + [0.2])
     assert [is_refused(within, each) for _ in range(6)] == [False, False, True, True, True, True]
+    assert is_refused(within := bounds(), choices([0.3, 0.3]))
+    assert not is_refused(within, choices([0.4])), "a rejected rollout is not held against those after it"
     within = bounds()
     for _ in range(1000):  # what near-ties explain is no cheat, in as many rollouts as there may be
         assert not is_refused(within, choices([0.0] * 20 + [0.02], 0.9))
-
-
-def test_a_rejected_rollout_is_not_held_against_those_after_it() -> None:
-    within = bounds()
-    assert is_refused(within, choices([0.3, 0.3]))
-    assert not is_refused(within, choices([0.4]))
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])

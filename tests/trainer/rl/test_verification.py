@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -106,12 +107,6 @@ def test_what_another_device_may_measure_otherwise_is_no_sure_verdict() -> None:
         assert judgements == [(False, True), (False, False), (True, False), (True, True)], (name, value)
 
 
-def test_what_is_plain_is_sure() -> None:
-    assert {each.sure for each in verifier().verify(ASSIGNED, honest())} == {True}
-    assert {each.sure for each in verifier(seed=4).verify(ASSIGNED, honest())} == {True}
-    assert {each.sure for each in verifier().verify(replace(ASSIGNED, problems=(5,)), honest())} == {True}
-
-
 def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environments() -> None:
     environment = Letters("more? ")
     (usual, _), *_ = Counter(token for each in honest() for token in each.output).most_common()
@@ -126,30 +121,45 @@ def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environ
     assert reasons(Verifier(model, environment, TOKENIZER, RL).verify(ASSIGNED, [claimed])) == {RejectionReason.WRONG_REPLY}
 
 
-def test_other_weights_are_a_wrong_computation() -> None:
-    assert reasons(verifier(seed=4).verify(ASSIGNED, honest())) == {RejectionReason.WRONG_COMPUTATION}
+LONG = RL.max_tokens + 1
+SPOILED: dict[str, tuple[RejectionReason, Callable[[Rollout], dict[str, Any]]]] = {
+    "a problem that was not assigned": (RejectionReason.WRONG_PROMPT, lambda it: {"problem": 5}),
+    "another problem": (RejectionReason.WRONG_PROMPT, lambda it: {"problem": 7}),
+    "a copy that was not assigned": (RejectionReason.WRONG_PROMPT, lambda it: {"copy": 3}),
+    "another prompt": (RejectionReason.WRONG_PROMPT, lambda it: {"prompt": (*it.prompt[:-1], 33)}),
+    "a truncated output": (
+        RejectionReason.BAD_TERMINATION,
+        lambda it: {"output": it.output[:16], "made": it.made[:16], "proofs": it.proofs[: 2 * 66]}),
+    "a long output": (RejectionReason.MALFORMED, lambda it: {"output": (65,) * LONG, "made": (True,) * LONG}),
+    "an unknown token": (RejectionReason.MALFORMED, lambda it: {"output": (*it.output[:-1], 256)}),
+    "proofs cut short": (RejectionReason.MALFORMED, lambda it: {"proofs": it.proofs[:-1]}),
+    "more proofs": (RejectionReason.MALFORMED, lambda it: {"proofs": it.proofs + it.proofs[:66]}),
+    "no proofs": (RejectionReason.MALFORMED, lambda it: {"proofs": b""}),
+    "no polynomial": (RejectionReason.MALFORMED, lambda it: {"proofs": b"\0\0" + it.proofs[2:]}),
+    "proofs of another rollout": (
+        RejectionReason.WRONG_COMPUTATION,
+        lambda it: {"proofs": next(each.proofs for each in honest() if len(each.proofs) == len(it.proofs) and each != it)}),
+}  # fmt: skip
 
 
-def test_a_prompt_that_was_not_assigned_is_rejected() -> None:
-    rollout = honest()[0]
-    assert spoiled(rollout, problem=5) is RejectionReason.WRONG_PROMPT
-    assert spoiled(rollout, problem=7) is RejectionReason.WRONG_PROMPT
-    assert spoiled(rollout, copy=3) is RejectionReason.WRONG_PROMPT
-    assert spoiled(rollout, prompt=(*rollout.prompt[:-1], 33)) is RejectionReason.WRONG_PROMPT
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_rollout_that_is_not_what_was_assigned_is_rejected_for_its_reason(what: str) -> None:
+    reason, changes = SPOILED[what]
+    rollout = next(each for each in honest() if each.problem == 4 and len(each.output) > 16)
+    assert spoiled(rollout, **changes(rollout)) is reason
+
+
+def test_verdicts_on_honest_rollouts_and_on_other_weights_are_sure() -> None:
+    for seed, reason in ((3, None), (4, RejectionReason.WRONG_COMPUTATION)):
+        judged = verifier(seed=seed).verify(ASSIGNED, honest())
+        assert (reasons(judged), {each.sure for each in judged}) == ({reason}, {True})
+    assert {each.sure for each in verifier().verify(replace(ASSIGNED, problems=(5,)), honest())} == {True}
 
 
 def test_a_rollout_that_is_there_twice_counts_once() -> None:
     rollout = honest()[0]
     first, second = verifier().verify(ASSIGNED, [rollout, rollout])
     assert (first.reason, second.reason) == (None, RejectionReason.MALFORMED)
-
-
-def test_a_truncated_output_is_rejected() -> None:
-    rollout = max(honest(), key=lambda each: len(each.output))
-    count = 16
-    assert len(rollout.output) > count
-    short = {"output": rollout.output[:count], "made": rollout.made[:count], "proofs": rollout.proofs[: 2 * 66]}
-    assert spoiled(rollout, **short) is RejectionReason.BAD_TERMINATION
 
 
 def test_an_end_token_put_early_is_rejected() -> None:
@@ -174,26 +184,6 @@ def test_a_rollout_of_another_peer_or_version_is_bad_sampling() -> None:
             RejectionReason.BAD_SAMPLING,
             RejectionReason.BAD_TERMINATION,
         }
-
-
-def test_proofs_of_another_rollout_are_a_wrong_computation() -> None:
-    first, second = (each for each in honest() if len(each.output) == RL.max_tokens and each.copy < 2 and each.problem == 4)
-    assert spoiled(first, proofs=second.proofs) is RejectionReason.WRONG_COMPUTATION
-
-
-@pytest.mark.parametrize(
-    "proofs", [lambda raw: raw[:-1], lambda raw: raw + raw[:66], lambda raw: b"", lambda raw: b"\0\0" + raw[2:]]
-)
-def test_proofs_of_another_size_or_form_are_malformed(proofs: object) -> None:
-    rollout = honest()[0]
-    assert spoiled(rollout, proofs=proofs(rollout.proofs)) is RejectionReason.MALFORMED  # type: ignore[operator]
-
-
-def test_outputs_out_of_bounds_are_malformed() -> None:
-    rollout = honest()[0]
-    long = RL.max_tokens + 1
-    assert spoiled(rollout, output=(65,) * long, made=(True,) * long) is RejectionReason.MALFORMED
-    assert spoiled(rollout, output=(*rollout.output[:-1], 256)) is RejectionReason.MALFORMED
 
 
 def test_a_verdict_on_an_honest_rollout_depends_on_no_other_one() -> None:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
+from tests.trainer import small
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
 from trainer.config import SPARE_VERSIONS
 from trainer.environments.environment import Problem
+from trainer.environments.task_file import ExtendedEnvironment
 from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
+from trainer.rl.learner import Learner
 from trainer.rl.verification import Assignment, RejectionReason
-from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch, encode_batch
+from trainer.rl.worker import RolloutTasks, RolloutWorker, Tried, decode_batch, encode_batch
+from trainer.service.inbox import Abandoned
+from trainer.worker import Done, Task, Worker
 
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)
@@ -149,21 +156,6 @@ def test_bytes_that_are_no_batch_and_batches_in_another_order_are_rejected_whole
         assert [each.reason for each in judged] == [reason] * 6
 
 
-def test_abandoned_work_leaves_nothing_for_the_next_batch(tmp_path: Path) -> None:
-    made, path = worker(), tmp_path / "batch"
-
-    def abandon(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.generate(ASSIGNED, path, abandon)
-    assert not path.exists()
-    made.generate(ASSIGNED, path)
-    fresh = tmp_path / "fresh"
-    worker().generate(ASSIGNED, fresh)
-    assert path.read_bytes() == fresh.read_bytes()
-
-
 def test_versions_are_bf16_of_the_swarms_parameters() -> None:
     theta = parameters(LLAMA) + np.float32(2**-20)
     made = worker()
@@ -209,3 +201,151 @@ def test_longer_sequences_get_another_engine_after_the_first_is_closed(
     for problem in (4, 999):  # whose prompt is longer
         maker.generate(Assignment(b"run", 1, "peer", (problem,), 2), tmp_path / "batch")
     assert len(vllm_stand_in.LLMEngine.alive) == 1
+
+
+# -- of a run ------------------------------------------------------------------------------------------------------------
+
+
+SHORT = RlConfig(max_tokens=6, row_tokens=64, micro_batch_tokens=512, optimizer_steps=1, lr=1e-3, warmup_steps=0)
+SORTED = Assignment(b"run", 2, "12D3KooWme", (5, 9), 3)
+
+
+def trainer_of(rl: RlConfig) -> Worker:
+    return Worker(replace(small.config(environment="sort"), rl=rl), CPU)
+
+
+@pytest.fixture
+def trainer() -> Worker:
+    return trainer_of(SHORT)
+
+
+@pytest.fixture
+def run(trainer: Worker) -> RolloutWorker:
+    made = RolloutWorker.of(trainer.config, CPU, trainer.tokenizer)
+    made.keep_version(2, small.theta())
+    return made
+
+
+def learnt_from(
+    run: RolloutWorker, trainer: Worker, path: Path, reference: str = "", tell: Callable[[list[Tried]], None] | None = None
+) -> tuple[Done, bytes]:
+    """What the third round learns from a batch, and its contribution."""
+    out = memoryview(bytearray(trainer.layout.payload_bytes))
+    task, learner = Task(3, [], 1, 3, [path.name], str(path.parent), reference), Learner(run.config, trainer.work)
+    done = run.learn(task, learner, small.theta(), out, lambda *_: False, tell or (lambda tried: None))
+    return done, bytes(out)
+
+
+def test_a_batch_is_made_judged_and_learned_from(run: RolloutWorker, trainer: Worker, tmp_path: Path) -> None:
+    path, done, tried = tmp_path / "batch", list[tuple[int, int]](), list[Tried]()
+    tokens = run.generate(SORTED, path, lambda *progress: done.append(progress))
+    rollouts = decode_batch(path.read_bytes())
+    assert tokens == sum(len(each.output) for each in rollouts) and done[-1] == (6, 6)
+    assert [each.reason for each in run.verify(SORTED, path)] == [None] * 6
+    learnt, _ = learnt_from(run, trainer, path, tell=tried.extend)
+    assert learnt.reward is not None and 0 <= learnt.reward <= 1
+    assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
+    assert not tried, "only problems of the crowd are counted"
+    best, typical = learnt.answers
+    assert best.reward >= typical.reward and best.prompt and typical.prompt
+    texts = {trainer.tokenizer.decode([token for token in each.output if token]) for each in rollouts}
+    assert {best.text, typical.text} <= texts
+
+
+def no_two_the_same() -> Callable[[Problem, Sequence[str]], float]:
+    numbers = count(1)
+    return lambda problem, turns: 1 / next(numbers)
+
+
+def only_once() -> Callable[[Problem, Sequence[str]], float]:
+    """The sandbox fails when all answers have been scored."""
+    left = [1.0] * 6
+    return lambda problem, turns: left.pop()
+
+
+@pytest.mark.parametrize(
+    ("score", "exact", "found"),
+    [
+        (lambda *_: 1.0, True, (0, 0)),
+        (lambda *_: 1.0, False, (1, 1)),
+        (no_two_the_same(), False, (1, 0)),
+        (only_once(), False, (0, 0)),
+    ],
+    ids=["no program runs", "repeatable", "not repeatable", "failing"],
+)
+def test_one_answer_to_each_task_of_a_set_is_scored_twice(
+    run: RolloutWorker,
+    trainer: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: Callable[[Problem, Sequence[str]], float],
+    exact: bool,
+    found: tuple[int, int],
+) -> None:
+    run.generate(SORTED, tmp_path / "batch")
+    monkeypatch.setattr(ExtendedEnvironment, "size", 0)  # so all problems are of sets
+    inner = SimpleNamespace(score=score, is_exact=lambda _: exact)
+    monkeypatch.setattr(ExtendedEnvironment, "inner", lambda self, problem: (inner, problem))
+    tried = list[Tried]()
+    learnt_from(run, trainer, tmp_path / "batch", tell=tried.extend)
+    assert [(each[:2], each[3:]) for each in tried] == [((5, 3), (*found, 0)), ((9, 3), (*found, 0))]
+
+
+def test_a_kl_term_compares_with_the_file_that_the_task_names(tmp_path: Path) -> None:
+    """Weights far from the policy's make another contribution than the policy's own."""
+    trainer = trainer_of(SHORT.changed(kl_weight=10.0, drop_zero_advantage=False))
+    run, path = RolloutWorker.of(trainer.config, CPU), tmp_path / "batch"
+    run.keep_version(2, small.theta())
+    run.generate(SORTED, path)
+    made = []
+    for name, weights in (("own", small.theta()), ("other", -small.theta())):
+        (tmp_path / name).write_bytes((weights.view(np.uint32) >> 16).astype("<u2").tobytes())
+        made.append(learnt_from(run, trainer, path, str(tmp_path / name)))
+    assert made[1][0].loss > made[0][0].loss + 0.1, "a distance costs loss"
+    assert made[0][1] != made[1][1]
+    with pytest.raises(ValueError, match="no reference weights"):
+        learnt_from(run, trainer, path)
+
+
+def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothing(
+    run: RolloutWorker, trainer: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "batch").write_bytes(b"rubbish")
+    learnt, _ = learnt_from(run, trainer, tmp_path / "batch")
+    assert (learnt.tokens, learnt.steps, learnt.norm, learnt.answers) == (1, 1, 0.0, ())
+
+
+def test_bytes_of_strangers_get_a_verdict_whatever_they_are(run: RolloutWorker, tmp_path: Path) -> None:
+    path, noise = tmp_path / "batch", np.random.default_rng(1)
+    run.generate(SORTED, path)
+    good = path.read_bytes()
+    for at in noise.integers(0, len(good), 200):
+        spoiled = bytearray(good)
+        spoiled[at] ^= int(noise.integers(1, 256))
+        path.write_bytes(spoiled)
+        judged = run.verify(SORTED, path)
+        assert len(judged) == 6
+        if not any(each.reason for each in judged):  # another modulus keeps the positions apart as well
+            found, wanted = ([replace(each, proofs=b"") for each in decode_batch(data)] for data in (bytes(spoiled), good))
+            assert found == wanted
+
+
+def test_between_steps_work_may_be_held_up_or_given_up(run: RolloutWorker, tmp_path: Path) -> None:
+    path, calls = tmp_path / "batch", list[str]()
+    run.generate(SORTED, path, between=lambda: calls.append("generate"))
+    good = path.read_bytes()
+    assert len(calls) >= max(len(each.output) for each in decode_batch(good)), "at each token at least"
+
+    def third_time() -> None:
+        calls.append("abandon")
+        if calls.count("abandon") == 3:
+            raise Abandoned
+
+    path.unlink()
+    with pytest.raises(Abandoned):
+        run.generate(SORTED, path, between=third_time)
+    assert not path.exists()
+    run.generate(SORTED, path)
+    assert path.read_bytes() == good, "nothing is left of what was given up"
+    run.verify(SORTED, path, lambda: calls.append("verify"))
+    assert "verify" in calls

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from trainer.service import frames
 from trainer.service.inbox import Abandoned, CommandInbox, Job
 
 
@@ -21,11 +24,19 @@ def running(box: CommandInbox) -> Job:
     return job
 
 
-def test_work_comes_before_an_evaluation() -> None:
+def test_work_comes_before_an_evaluation_which_a_pause_holds_up() -> None:
     box = inbox("evaluate", "compute")
     assert running(box).message["do"] == "compute"
     assert box.next_job() is None, "now there is only the evaluation"
-    assert box.evaluation is not None and box.evaluation.id == 1
+    first = box.evaluation
+    assert first is not None and first.id == 1
+    box.take({"do": "pause"})
+    assert box.evaluation is None
+    box.take({"do": "resume"})
+    assert box.next_job() is None and box.evaluation is first
+    box.take({"do": "evaluate", "id": 3})
+    box.evaluated(first)
+    assert box.evaluation is not None and box.evaluation.id == 3, "one that is done is not taken for the next one"
 
 
 @pytest.mark.parametrize(
@@ -38,13 +49,6 @@ def test_everything_that_is_asked_interrupts_an_evaluation(command: dict[str, ob
     assert not box.is_urgent(job)
     box.take(command)
     assert box.is_urgent(job)
-
-
-def test_a_pause_holds_an_evaluation_up_and_a_resume_lets_it_go_on() -> None:
-    box = inbox("evaluate", "pause")
-    assert box.evaluation is None
-    box.take({"do": "resume"})
-    assert box.next_job() is None and box.evaluation is not None
 
 
 def test_a_job_is_held_while_paused_and_when_it_is_abandoned() -> None:
@@ -74,10 +78,17 @@ def test_only_what_is_named_is_abandoned() -> None:
         box.wait_while_paused(job)
 
 
-def test_an_evaluation_that_is_done_is_not_taken_for_the_next_one() -> None:
-    box = inbox("evaluate")
-    first = box.evaluation
-    assert first is not None
-    box.take({"do": "evaluate", "id": 2})
-    box.evaluated(first)
-    assert box.evaluation is not None and box.evaluation.id == 2
+def test_messages_come_out_whole_however_they_are_cut() -> None:
+    sent: list[dict[str, Any]] = [{"do": "pause"}, {"do": "compute", "id": 3, "task": {"round": 1}}]
+    data, buffer = b"".join(frames.pack(message) for message in sent), bytearray()
+    received = []
+    for byte in data:
+        buffer.append(byte)
+        while (message := frames.take(buffer)) is not None:
+            received.append(message)
+    assert received == sent
+
+
+def test_oversized_frame_is_refused() -> None:
+    with pytest.raises(ValueError, match="over the limit"):
+        frames.take(bytearray(b"\xff\xff\xff\xff"))

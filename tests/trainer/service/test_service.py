@@ -12,7 +12,7 @@ import pytest
 
 from trainer.service import frames
 from trainer.service.inbox import CommandInbox, Job
-from trainer.service.service import Service
+from trainer.service.service import VERDICTS_AT_ONCE, Service
 from trainer.worker import Done
 
 
@@ -71,3 +71,16 @@ def test_others_are_told_the_rate_with_the_rests_from_the_first_step_on(
     with ours, theirs:
         service._compute(Job({"id": 3, "do": "compute", "task": {"round": 4, "rows": [], "steps": 1, "first_step": 8}}))
         assert [message["tokens_per_s"] for message in messages(ours)] == [pytest.approx(rate)]
+
+
+MOST_BATCHES, MAX_ROLLOUTS = 512, 4096
+"""Of a round, and in a batch, by the limits of the manifest."""
+
+
+def test_what_is_said_at_once_fits_into_a_frame() -> None:
+    names = {"rollouts": ["ab" * 32] * MOST_BATCHES, "rollouts_in": "/" * 4096, "reference": "/" * 4096}
+    assert frames.pack({"id": 1 << 30, "do": "compute", "task": names})
+    problems = {"problems": [(1 << 40) - 1] * MAX_ROLLOUTS, "run": "ab" * 32, "peer": "1" * 60}
+    assert frames.pack({"id": 1 << 30, "do": "verify", "task": problems, "path": "/" * 4096})
+    longest = {"reason": "wrong computation", "detail": "\u20ac" * 200, "reward": 0.1234567890123456, "tokens": 1 << 20}
+    assert frames.pack({"id": 1 << 30, "is": "progress", "verdicts": [longest] * VERDICTS_AT_ONCE})

@@ -12,7 +12,7 @@ import torch
 from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer.weights.models import F32, QWEN3, SHAPE, in_blocks, random_parameters
 from trainer.weights.folder import WeightsFolder, write_folder
-from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged, trimmed
+from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
 from trainer.weights.safetensors_file import ExportFormat, FolderError
 
 CONFIG = ModelConfig.from_mapping(SHAPE | {"tied": True})
@@ -45,30 +45,12 @@ def test_slerp_goes_along_the_arc(t: float) -> None:
     np.testing.assert_allclose(Slerp(t)([one, other]), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_slerp_of_unit_vectors_is_as_far_along_as_it_is_told_and_stays_on_the_sphere() -> None:
-    one, other = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
-    for t in (0.25, 0.5, 0.9):
-        got = Slerp(t)([one, other])
-        np.testing.assert_allclose(got, [math.cos(t * math.pi / 2), math.sin(t * math.pi / 2)], rtol=1e-6)
-
-
 def test_slerp_is_a_straight_line_where_there_is_no_arc() -> None:
     [vector] = vectors(1)
     zero = np.zeros_like(vector)
     for other in (vector, 3 * vector, -vector, zero):
         np.testing.assert_allclose(Slerp(0.25)([vector, other]), 0.75 * vector + 0.25 * other, rtol=1e-6, atol=1e-6)
     assert not Slerp(0.5)([zero, zero]).any()
-
-
-def test_trimming_keeps_the_largest() -> None:
-    [vector] = vectors(1)
-    kept = trimmed(vector, 0.2)
-    order = np.argsort(-np.abs(vector))
-    assert np.array_equal(np.sort(np.nonzero(kept)[0]), np.sort(order[:200]))
-    assert np.array_equal(kept[order[:200]], vector[order[:200]])
-    assert np.array_equal(trimmed(vector, 1.0), vector)
-    assert trimmed(np.array([1, -5, 2], np.float32), 0.01).tolist() == [0, -5, 0]
-    assert trimmed(np.array([2, -2, 1], np.float32), 0.34).tolist() == [2, -2, 0]
 
 
 def plain_ties(base: F32, others: list[F32], weights: tuple[float, ...], density: float, scale: float) -> list[float]:
@@ -99,6 +81,9 @@ def test_ties_of_one_model_is_that_model_and_of_none_that_differ_the_base() -> N
     base, other = vectors(2)
     np.testing.assert_allclose(Ties((3.0,), density=1.0)([base, other]), other, rtol=1e-5, atol=1e-6)
     assert np.array_equal(Ties((1.0, 1.0))([base, base, base]), base)
+    for values, density, kept in (([1, -5, 2], 0.01, [0, -5, 0]), ([2, -2, 1], 0.34, [2, -2, 0])):
+        pair = [np.zeros(3, np.float32), np.array(values, np.float32)]
+        assert Ties((1.0,), density)(pair).tolist() == kept, "one at least, and equals together"
 
 
 @pytest.mark.parametrize("rule", [Linear((1, 2, 3)), Ties((1.0, 2.0), 0.3)], ids=["linear", "ties"])
@@ -112,14 +97,6 @@ def test_folders_are_merged_tensor_by_tensor(rule: Rule, form: ExportFormat, tmp
     for place, tensor in zip(parameter_layout(CONFIG), tensors, strict=True):
         parts = [values[place.offset : place.offset + place.count] for values in kept]
         assert np.array_equal(tensor, rule(parts))
-
-
-def test_a_merged_model_is_a_folder_again(tmp_path: Path) -> None:
-    folders = [folder(tmp_path / str(seed), seed) for seed in range(2)]
-    (tmp_path / "merged").mkdir()
-    write_folder(tmp_path / "merged", CONFIG, merged(folders, Slerp(0.5)), ExportFormat.FP32, context=64, eos=None)
-    again = np.concatenate(list(WeightsFolder(tmp_path / "merged").values()))
-    assert np.array_equal(again, np.concatenate(list(merged(folders, Slerp(0.5)))))
 
 
 def test_models_of_different_shapes_are_refused(tmp_path: Path) -> None:

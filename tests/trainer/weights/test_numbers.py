@@ -28,9 +28,3 @@ def test_every_bf16_and_every_f16_is_read_as_the_number_that_it_is() -> None:
     for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
         theirs = torch.from_numpy(every.view(np.int16)).view(dtype).float()
         np.testing.assert_array_equal(read(every.tobytes(), name), theirs.numpy())
-
-
-def test_fp32_comes_back_as_it_was() -> None:
-    values = np.random.default_rng(0).integers(0, 2**32, 10_000, dtype=np.uint32).view(np.float32)
-    back = read(written(values, ExportFormat.FP32), "F32")
-    assert np.array_equal(back.view(np.uint32), values.view(np.uint32))

@@ -46,7 +46,11 @@ def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
         else:
             std, truncated = _distribution(config, place)
             key = np.array([seed & (2**64 - 1), index], dtype=np.uint64)  # so that tensors can be filled in any order
-            _fill(part, np.float32(std), _quantiles(truncated), np.random.Philox(key=key))
+            stream, quantiles = np.random.Philox(key=key), _quantiles(truncated)
+            for start in range(0, len(part), BLOCK):
+                block = part[start : start + BLOCK]
+                words = np.asarray(stream.random_raw((len(block) + 3) // 4), dtype="<u8")
+                np.multiply(quantiles[words.view("<u2")[: len(block)]], np.float32(std), out=block)
 
 
 def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bool]:
@@ -59,14 +63,6 @@ def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bo
         layer = int(place.name.split(".")[2])
         return STD / math.sqrt(2 * (layer + 1)), True
     return STD, True
-
-
-def _fill(out: F32, std: np.float32, quantiles: F32, stream: np.random.Philox) -> None:
-    for start in range(0, len(out), BLOCK):
-        part = out[start : start + BLOCK]
-        words = np.asarray(stream.random_raw((len(part) + 3) // 4), dtype="<u8")
-        picks = words.view("<u2")[: len(part)]
-        np.multiply(quantiles[picks], std, out=part)
 
 
 @lru_cache(maxsize=2)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.mixture import MixturePhase, RowMixture
 from protocol.formats.model import ModelConfig
-from tests.trainer.data.corpora import Shape, opened, texts, write_corpus
 from tests.trainer.weights.models import CONFIGS, random_parameters
-from trainer.data.corpus import CorpusReading, DocumentLayout, MixedSource
 from trainer.models.llama.model import Decoder, Documents, causal_attention
 
 ROWS = [[30, 1, 17], [48], [5, 43]]
@@ -35,13 +29,6 @@ def packed(vocab: int) -> tuple[Tensor, Documents]:
     return tokens, Documents.of(torch.stack(ids).numpy(), torch.device("cpu"))
 
 
-def test_positions_begin_again_with_each_document() -> None:
-    documents = Documents.of(np.array([[4, 4, 4, -1, -1], [-1, 2, 4, 4, 2]]), torch.device("cpu"))
-    assert documents.positions_bt.tolist() == [[0, 1, 2, 0, 1], [0, 0, 0, 1, 0]]
-    assert documents.lengths == [3, 2, 1, 1, 2, 1]
-    assert documents.ends_n.tolist() == [0, 3, 5, 6, 7, 9, 10]
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_each_document_alone(name: str) -> None:
     model = model_of(CONFIGS[name])
@@ -57,27 +44,6 @@ def test_logits_are_those_of_each_document_alone(name: str) -> None:
                 torch.testing.assert_close(together[row, span], alone[0], rtol=1e-4, atol=1e-4)
                 start += length
     assert (together[0, 31:] - without[0, 31:]).abs().amax(dim=1).min() > 1e-2
-
-
-@pytest.mark.parametrize("name", ["llama3, tied", "qwen2", "qwen3"])
-def test_documents_in_a_masked_row_of_a_corpus_have_the_logits_that_they_have_alone(name: str, tmp_path: Path) -> None:
-    model = model_of(CONFIGS[name])
-    shape = Shape(vocab=model.config.vocab, token_bytes=2)
-    folder = opened(write_corpus(tmp_path, shape, {"web": texts(1, 700, 200, model.config.vocab)}))
-    mixture = RowMixture([MixturePhase(0, (1,))])
-    rows = CorpusReading([MixedSource("web", folder, "web")], mixture, 128, DocumentLayout.MASKED).rows(range(3))
-    assert rows.documents_bt is not None
-    tokens = torch.from_numpy(rows.tokens_bt[:, :-1].astype(np.int64))
-    with torch.no_grad():
-        together = model(tokens, Documents.of(rows.documents_bt, torch.device("cpu"))) @ model.output_weight.T
-        whole = model(tokens) @ model.output_weight.T
-        for row in range(3):
-            begins = [0, *(np.flatnonzero(rows.tokens_bt[row, :127] == 0) + 1).tolist(), 128]
-            assert len(begins) > 5, "several documents"
-            for start, end in pairwise(begins):
-                alone = model(tokens[row : row + 1, start:end]) @ model.output_weight.T
-                torch.testing.assert_close(together[row, start:end], alone[0], rtol=1e-4, atol=1e-4)
-            assert (together[row, begins[1] :] - whole[row, begins[1] :]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("name", ["llama3, tied", "qwen2", "qwen3"])

@@ -23,26 +23,9 @@ def test_a_token_does_not_change_what_comes_before_it() -> None:
         before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=1e-6)
     assert (before[:, 7:] - after[:, 7:]).abs().amax(dim=(0, 2)).min() > 1e-4
-
-
-def test_order_of_the_past_matters() -> None:
-    model = small.model()
     with torch.no_grad():
-        one = model(torch.tensor([[1, 2, 3, 4]]))[0, -1]
-        other = model(torch.tensor([[2, 1, 3, 4]]))[0, -1]
-    assert (one - other).abs().max() > 1e-5
-
-
-def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
-    model = small.model()
-    model(torch.tensor([[1, 2, 3]])).square().sum().backward()
-    for place in model.layout:
-        parameter = model.tensors[place.name]
-        span = slice(place.offset, place.offset + place.count)
-        assert parameter.data_ptr() == model.flat[span].data_ptr()
-        assert parameter.grad is not None
-        assert parameter.grad.data_ptr() == model.gradient[span].data_ptr()
-    assert model.gradient.abs().max() > 0
+        one, other = (model(torch.tensor([tokens]))[0, -1] for tokens in ([1, 2, 3, 4], [2, 1, 3, 4]))
+    assert (one - other).abs().max() > 1e-5, "the order of the past matters"
 
 
 @pytest.mark.parametrize("recomputed", [1, 2, 99])
