@@ -307,6 +307,23 @@ def test_token_log_probabilities_are_those_of_the_softmax(chunk_tokens: int, tem
     torch.testing.assert_close(got, plain_logp(case.hidden, case.weight, case.targets, temperature).detach())
 
 
+def test_only_what_asks_for_a_gradient_of_a_policy_loss_gets_one() -> None:
+    case = PolicyCase()
+    loss_and_statistics(case.hidden.detach(), *case.given()[1:])[0].backward()
+    assert case.hidden.grad is None and case.weight.grad is not None
+    with torch.no_grad():
+        assert not loss_and_statistics(*case.given())[0].requires_grad
+
+
+def test_no_token_at_all_is_no_loss() -> None:
+    empty = torch.zeros(0)
+    hidden, weight = torch.zeros(0, DIM, requires_grad=True), torch.zeros(VOCAB, DIM)
+    loss, _ = loss_and_statistics(hidden, weight, empty.long(), empty, empty, empty.bool())
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert token_log_probabilities(hidden, weight, empty.long()).shape == (0,)
+
+
 # -- of preferences -------------------------------------------------------------------------------------------------------
 
 PAIRS = (6, 7)

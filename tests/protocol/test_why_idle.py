@@ -125,10 +125,10 @@ async def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> Non
     [
         (["x"], False, Phase.READY, "1 ready, waiting for kitchen"),
         ([], False, Phase.READY, "1 ready, waiting for the proposal"),
-        (["me", "x"], False, Phase.READY, "1 ready, waiting for the proposal"),
+        (["me", "x"], False, Phase.SYNCING, "nobody gave us 5 parts of the result of round 0 in 3 tries"),
         ([], True, Phase.SYNCING, "nobody gave us 5 parts of the result of round 0 in 3 tries"),
     ],
-    ids=["somebody", "nobody", "ourselves", "it votes or fetches a result"],
+    ids=["somebody", "nobody", "for us: what we do is shown", "it votes or fetches a result"],
 )
 def test_a_peer_says_whom_a_round_waits_for(awaited: list[str], settles: bool, phase: Phase, detail: str) -> None:
     activity = Activity(lambda event: None)

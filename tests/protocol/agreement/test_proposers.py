@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from protocol.agreement.ballot import Ballot
-from protocol.agreement.events import StateHashed, Tick
+from protocol.agreement.events import Reject, StateHashed, Tick
 from protocol.agreement.machine import RoundMachine
 from protocol.agreement.round_state import PATIENCE_S
 from protocol.chain.electorate import quorum_size
@@ -34,7 +34,7 @@ from tests.protocol.agreement.parliament import (
     put_to_the_vote,
 )
 from tests.protocol.agreement.parliament import settings as round_settings
-from tests.protocol.council import base_of, peers
+from tests.protocol.council import base_of, peers, signed
 
 # -- electors -------------------------------------------------------------------------------------------------------------
 
@@ -316,3 +316,37 @@ def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no
         )
     parliament.ready()
     parliament.outlives()
+
+
+def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer() -> None:
+    """It carries on what the rolls name, with its proof, or its motion is rejected."""
+    liar = LyingProposer()
+    first, second = liar.motion(b"first"), liar.motion(b"second")
+    one, two, three = liar.others
+    liar.says(first, *liar.others)
+    proof = liar.proof(first)
+    liar.says(proof, one, two)
+    name = {"attempt": 0, "absent": [], "record_hash": record_hash(first.record)}
+    attempt = next(number for number in range(1, 20) if first_proposer(liar.parliament, number) == liar.peer)
+    rolls = [signed(peer, liar.parliament.roll(attempt)) for peer in sorted([liar.peer, three])]
+    locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
+    rolls.append(signed(one, locked))
+    seat = liar.parliament.seats[three]
+    must = "it does not carry on the highest lock that its view changes name"
+    for update, objection in [
+        ({"attempt": attempt, "rolls": rolls}, must),
+        ({"attempt": attempt, "rolls": rolls, "proof": proof.certificate}, must),
+        ({"attempt": attempt, "rolls": rolls[:2]}, "2 of the 3 view changes that it needs"),
+    ]:
+        [effect] = liar.parliament.hand_over(liar.peer, seat, second.model_copy(update=update))
+        assert effect == Reject(liar.peer, "motion", objection)
+    [effect] = liar.parliament.hand_over(liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls}))
+    assert effect == Reject(liar.peer, "motion", must), "the proof is to be shown"
+    few = proof.certificate.model_copy(update={"votes": proof.certificate.votes[:2]})
+    [effect] = liar.parliament.hand_over(
+        liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": few})
+    )
+    assert isinstance(effect, Reject) and "2 of the 3 votes" in effect.reason, "and it is to hold"
+    carried = first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": proof.certificate})
+    assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
+    assert seat.machine.kept.first == record_hash(first.record)

@@ -218,6 +218,17 @@ def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_come
     assert Lost(owner) in exchange.handle(ExchangeTick(), 5.5 + 2 * STALL_S)
 
 
+def test_bytes_of_a_push_are_a_sign_of_life() -> None:
+    exchange = machine(PEERS[0], bytes([0, 0]))
+    exchange.handle(ContributionReady(), 0.0)
+    lines_are_quick(exchange, 1, *PEERS[2:])
+    exchange.handle(Heard(PEERS[1]), 0.0)
+    assert lost_at(exchange, 1.0) == []
+    exchange.handle(Moving(PEERS[1], held=False), STALL_S)
+    assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
+    assert lost_at(exchange, 0.1 + 2 * STALL_S) == [PEERS[1]]
+
+
 def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> None:
     """Two members gave a part each, and wait for room; that of the first chunk waits for the third."""
     exchange = begun(PEERS[0], bytes([0, 0, 0]), replace(LIMITS, shares={PEERS[3]: 10.0}))

@@ -286,6 +286,7 @@ def test_evidence_about_ballots_cannot_be_forged(liar: PeerId, case: Evidence) -
             certificate=votes_for(OTHER_RECORD, TIP_BASE.electors[:3], 2, council.PEERS[3]),
         ),
         "a vote for a motion": contrary(a_vote(2)),
+        "a READY for a motion": contrary(a_ready()),
     },
 )
 def test_honest_electors_are_not_convicted(case: Evidence) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
-from protocol.audit.evidence import ContraryRecordProposal, Evidence, Law, judge
+from protocol.audit.evidence import ContraryRecordProposal, Evidence, Law, OneStatement, judge
 from protocol.audit.witness import KEPT_BYTES, KEPT_STATEMENTS, Witness
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
@@ -122,6 +122,12 @@ def test_two_single_statements(first: Body, second: Body) -> None:
     table = Table()
     assert table.verdicts(LIAR, first) == [] and table.verdicts(ANN, second) == []
     assert table.verdicts(LIAR, second) == [LIAR]
+
+
+def test_one_statement() -> None:
+    assert isinstance(Table().hear(LIAR, a_roll(2, lock=name_of(2)))[0], OneStatement)
+    unproven = a_motion(2, rolls=[signed(peer, a_roll(2, lock=name_of(1))) for peer in BASE.electors])
+    assert Table().verdicts(LEADER, unproven) == [LEADER]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["the vote first", "the certificate first"])

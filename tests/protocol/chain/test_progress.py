@@ -307,6 +307,7 @@ def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_ma
 def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
     assert reward_of(a_learning_record(0, ([(DAN, 1, 1), (DAN, 2, 1), (DAN, 3, 1)], 0.25), ([(EVE, 4, 1)], 0.5))) == 0.3125
     assert reward_of(a_learning_record(0, ([(DAN, 1, 1)], None))) is None and reward_of(RECORD) is None
+    assert counted(RECORD, ANN, {}, 8) == [], "nothing is told of a round without rollouts"
 
 
 def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:

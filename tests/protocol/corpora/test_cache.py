@@ -73,6 +73,20 @@ def test_incomplete_files_and_blocks_of_other_corpora_are_removed_at_the_start(t
     assert not foreign.exists() and (tmp_path / "notes" / "0").exists()
 
 
+def test_folders_and_links_that_a_person_made_in_the_cache_do_no_harm(tmp_path: Path, corpus: Corpus) -> None:
+    first, other = corpus.blocks()[0], a_corpus(seed=2).blocks()[0]
+    folder = tmp_path / first.shard.hex()
+    (folder / "0").mkdir(parents=True)
+    (folder / "1").symlink_to("1")
+    (folder / "2").symlink_to("/dev/zero")
+    os.mkfifo(folder / "3")
+    (folder / LEAVES).write_bytes(b"".join(corpus.leaves[first.shard]))
+    (tmp_path / other.shard.hex()).write_bytes(b"x")
+    (tmp_path / ("0" * 64)).symlink_to("nowhere")
+    assert a_cache(tmp_path, corpus).blocks() == []
+    assert {path.name for path in folder.iterdir()} == {"0", LEAVES}
+
+
 def test_a_damaged_block_is_not_served_and_leaves_the_disk(tmp_path: Path, corpus: Corpus) -> None:
     block, cache = corpus.blocks()[2], a_cache(tmp_path, corpus)
     for damaged in (b"x" + corpus.bytes_of(block)[1:], corpus.bytes_of(block) + b"x", corpus.bytes_of(block)[:-1]):

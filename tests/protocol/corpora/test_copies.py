@@ -90,6 +90,13 @@ def test_each_block_has_three_keepers_and_a_peer_that_leaves_changes_only_its_ow
         assert one == other if PEERS[0] not in one else one - {PEERS[0]} < other
 
 
+def test_numbers_name_all_blocks_in_their_order() -> None:
+    numbers = BlockNumbers(CORPUS.shards)
+    blocks = [numbers.block(number) for number in range(numbers.total)]
+    assert sorted(blocks) == sorted(WHOLE) and [numbers.number(block) for block in blocks] == [*range(len(WHOLE))]
+    assert numbers.bytes_of(numbers.all) == sum(block.size for block in WHOLE) == numbers.size_bytes
+
+
 @block_table(tokens=(6_000_000,), block_tokens=32_768, shard_blocks=32)
 async def test_small_data_come_to_every_peer_and_leave_the_founder_about_once(table: BlockTable) -> None:
     crowd = Crowd(table)

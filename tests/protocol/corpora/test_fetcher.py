@@ -125,6 +125,18 @@ async def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap(table: Bl
     assert "more than" in warning
 
 
+@block_table(CORPUS)
+async def test_blocks_that_are_no_longer_needed_are_not_waited_for(table: BlockTable) -> None:
+    reader, blocks = table.add(), CORPUS.blocks()
+    table.add()
+    reader.fetcher.need(blocks[:4])
+    await trio.sleep(1)
+    seed = table.add(built=True)
+    await reader.read(blocks[8:10])
+    await trio.sleep(60)
+    assert set(reader.cache.blocks()) == set(blocks[8:10]) and seed.swarm.up_bytes == 2 * SIZE
+
+
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 

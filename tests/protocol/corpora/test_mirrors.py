@@ -450,6 +450,16 @@ async def test_who_lies_or_breaks_a_rule_is_set_aside_with_a_sentence(web: Web, 
 
 
 @on_the_web
+async def test_leaves_of_another_root_set_a_mirror_aside(web_: Web) -> None:
+    reader = Reader(web_)
+    for site in reader.sites:
+        site.manner = web.liar
+    assert await reader.leaves() is None
+    await trio.sleep(10 * MOST_REST_S)
+    assert not reader.mirrors.ready(FIRST.root)
+
+
+@on_the_web
 async def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_when_it_is_back(web_: Web) -> None:
     reader = Reader(web_, count=1)
     (site,) = reader.sites
