@@ -26,7 +26,7 @@ from tests.attacks.forgeries import (
 )
 from tests.attacks.forgers import Withholding, lying
 from tests.attacks.ghosts import Historian, Strangers
-from tests.attacks.stage import Stage, anybodys_run, found_by, founded_run, stranger_key
+from tests.attacks.stage import Stage, anybodys_run, found_by, stranger_key
 from tests.protocol.answering import ABOUT_BLOBS
 from tests.simulation.seat import Seat
 
@@ -261,14 +261,16 @@ ATTACKS = [
         keys=64,
         run=anybodys_run,
     ),
-    *(
-        Attack(name + where, how, shown(over_first_result(length), 4), liars=0, keys=5, run=run)
-        for name, how, length in (
-            ("another first record", "over the true first result", 12),
-            ("first record only", "one record by 5 keys", 1),
-        )
-        for where, run in (("", founded_run), (", demo", anybodys_run))
+    Attack("another first record", "over the true first result", shown(over_first_result(12), 4), liars=0, keys=5),
+    Attack(
+        "another first record, demo",
+        "where anyone may begin",
+        shown(over_first_result(12), 4),
+        liars=0,
+        keys=5,
+        run=anybodys_run,
     ),
+    Attack("first record only", "one record by 5 keys", shown(over_first_result(1), 4), liars=0, keys=5),
     Attack("branch of keys", "27 records by 16 keys", shown(made_by(16, 30, kept=3), 5), liars=0, keys=16),
     Attack("branch of one elector", "26 records, all others absent", branch_of_one_elector),
     Attack("joiner shown keys' chain", "40 records", joiner_shown_another_chain, 5, 0, 16, begun=False),

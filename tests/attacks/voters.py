@@ -31,7 +31,7 @@ from tests.attacks.attack import Attack, Conduct, forge, holding, proven
 from tests.attacks.certificates import forged
 from tests.attacks.forgeries import certificate, vote
 from tests.attacks.forgers import Adding, Altering, Withholding
-from tests.attacks.stage import Stage
+from tests.attacks.stage import Stage, anybodys_run
 from tests.simulation.wire import Endpoint
 
 
@@ -214,7 +214,7 @@ async def ready_again_and_again(stage: Stage) -> None:
 
 
 async def names_another_state(stage: Stage) -> None:
-    """Others look at their own state because of it, ever less often."""
+    """Others, too few for a quorum without it, look at their own state because of it, ever less often."""
     contributor: Any = stage.node(stage.liars[0])._contributor
     commit, looks = contributor.commit, stage.counter("Desynced", (b"\x77" * 32).hex()[:4])
 
@@ -295,7 +295,7 @@ ATTACKS = [
         "READY late", "just before the grace time ends", whispering(lambda stage, ready: stage.honest_peers, delay_s=3.9)
     ),
     Attack("READY again and again", "with other roots", ready_again_and_again),
-    Attack("names another state", "in each READY", names_another_state),
+    Attack("names another state", "in each READY", names_another_state, peers=3, run=anybodys_run),
     Attack("asks to finish", "all the time", asks_to_finish),
     Attack("old commits", "whole and shortened", old_commits),
 ]

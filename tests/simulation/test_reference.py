@@ -83,7 +83,7 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
         await until_learning(world, late)
         check(late)
 
-    played(scenario, signed=RUN)
+    played(scenario, ROLES, signed=RUN)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(se
             await until_learning(world, seat)
             check(seat)
 
-    played(scenario, seed=seed, weather=LOSSY, signed=RUN)
+    played(scenario, ROLES, seed=seed, weather=LOSSY, signed=RUN)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() 
         await until_learning(world, victim)
         check(victim)
 
-    played(scenario, signed=RUN)
+    played(scenario, ROLES, signed=RUN)
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
             await until_learning(world, seat)
             check(seat)
 
-    played(scenario, signed=RUN)
+    played(scenario, ROLES, signed=RUN)
 
 
 @pytest.mark.parametrize("seed", first_fast([1, 2], 0))
@@ -202,7 +202,7 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
         check(late)
         assert sent, "it was asked"
 
-    played(scenario, seed=seed, signed=RUN)
+    played(scenario, ROLES, seed=seed, signed=RUN)
 
 
 def zeros(held: Held, sent: list[int], chunk: int) -> bytes | None:

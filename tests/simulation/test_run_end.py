@@ -167,7 +167,8 @@ def test_an_ended_run_goes_on_when_its_organiser_extends_it(kills: bool) -> None
         if kills:
             for seat in world.seats:
                 world.faults.kill(seat)
-            await begin(world, TOTAL + 1, within_s=180)
+            world.start_all()
+        await world.until_round(TOTAL + 1, within_s=180)
         await until_ended(world, TOTAL + 3)
         assert {seat.peer for seat in extended} == {seat.peer for seat in world.seats}
         amended = [node_of(organiser).commit_at(round).record.amendment for round in range(TOTAL + 3)]
