@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, ledger, named_in, reward_of
+from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, named_in, reward_of
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Commit, Record, Step, UsedBatch, learned_from
+from tests.protocol.chains import credits_in
 from tests.protocol.council import INDEX, PEERS, RECORD, votes_for
 
 ANN, BOB, CAT, DAN, EVE = PEERS
@@ -32,7 +33,7 @@ def a_commit(record: Record) -> Commit:
 def test_makers_of_rollouts_are_credited_with_the_tokens_that_were_learned_from() -> None:
     first = a_record(0, ([(DAN, 1, 100), (EVE, 2, 30)], 0.5), ([(DAN, 3, 7)], 0.2))
     second = a_record(1, ([(DAN, 4, 1000)], 0.5))
-    found = ledger([a_commit(first), a_commit(second)])
+    found = credits_in([a_commit(first), a_commit(second)])
     assert found[DAN] == Credit(0, 0, 3, 1107) and found[EVE] == Credit(0, 0, 1, 30)
     assert found[ANN].rounds == 2 and found[ANN].accepted_tokens == 0
 
@@ -40,7 +41,7 @@ def test_makers_of_rollouts_are_credited_with_the_tokens_that_were_learned_from(
 def test_a_batch_counts_once_whoever_learned_from_it_and_whenever() -> None:
     both = a_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 100)], 0.5))
     again = a_record(1, ([(DAN, 1, 100)], 0.5))
-    assert ledger([a_commit(both), a_commit(again)])[DAN] == Credit(0, 0, 1, 100)
+    assert credits_in([a_commit(both), a_commit(again)])[DAN] == Credit(0, 0, 1, 100)
     (event,) = counted(both, DAN, {}, 8)
     assert event.to_fields()["tokens"] == 100 and event.to_fields()["authors"] == {DAN: 100}
     assert event.to_fields()["rollouts"] == 8, "of one batch"
@@ -56,7 +57,7 @@ def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_ma
     before, later = a_record(0, ([(DAN, 1, 7)], 0.5)), a_record(1, ([(DAN, 1, 100)], 0.5))
     beside = a_record(0, ([(DAN, 1, 0)], 0.5), ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 7)], 0.5))
     for records in ([before, later], [later, before], [beside], [beside, later]):
-        assert ledger(map(a_commit, records))[DAN] == Credit(0, 0, 1, 100)
+        assert credits_in(map(a_commit, records))[DAN] == Credit(0, 0, 1, 100)
         told = [counted(record, DAN, named_in(records[:at]), 8)[0].to_fields() for at, record in enumerate(records)]
         assert sum(each["batches"] for each in told) == sum(len(each["mine"]) for each in told) == 1
         assert sum(each["tokens"] for each in told) == sum(each["authors"].get(DAN, 0) for each in told) == 100
@@ -64,7 +65,7 @@ def test_who_names_a_batch_first_and_with_fewer_tokens_takes_nothing_from_its_ma
 
 def test_the_bytes_of_one_batch_may_be_stated_by_two_peers() -> None:
     record = a_record(0, ([(DAN, 1, 100), (EVE, 1, 90)], None))
-    assert ledger([a_commit(record)])[EVE] == Credit(0, 0, 1, 90)
+    assert credits_in([a_commit(record)])[EVE] == Credit(0, 0, 1, 90)
 
 
 def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
@@ -74,7 +75,7 @@ def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
 
 def test_a_round_without_rollouts_tells_nothing_of_them() -> None:
     assert counted(RECORD, ANN, {}, 8) == []
-    assert all(credit.batches == 0 for credit in ledger([a_commit(RECORD)]).values())
+    assert all(credit.batches == 0 for credit in credits_in([a_commit(RECORD)]).values())
 
 
 def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:
