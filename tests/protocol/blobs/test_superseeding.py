@@ -143,7 +143,7 @@ def test_who_leaves_with_the_only_copy_leaves_it_to_be_shown_again() -> None:
     origin = an_origin(2, ANN)
     for chunk in open_to(origin, ANN):
         origin.fed(ANN, chunk, 0.1)
-    assert not origin.only_here and origin.join(BOB, 0, 0.2) == 0b11
+    assert origin.join(BOB, 0, 0.2) == 0b11
     origin.leave(ANN)
     origin.leave(BOB)
     assert origin.only_here == 0b11 and origin.join(CYN, 0b01, 0.3) == 0b10
