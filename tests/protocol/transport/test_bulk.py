@@ -131,7 +131,7 @@ async def test_who_pushes_what_is_wrong_is_refused_and_after_a_while_banned() ->
 async def test_a_push_that_breaks_half_way_is_reported_and_the_next_one_dials_again(
     monkeypatch: pytest.MonkeyPatch, harm: Callable[[Link], object]
 ) -> None:
-    original, seen = Link.put, []
+    original, seen = Link.put, list[FrameKind]()
 
     def put(self: Link, kind: FrameKind, value: int, data: Any) -> None:
         seen.append(kind)
