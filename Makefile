@@ -12,10 +12,12 @@ TORCH_BACKEND ?= auto
 TORCH_INDEX ?= $(if $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libnvidia-ml.so.1),,https://download.pytorch.org/whl/cpu)
 SEEDS ?= 1
 SECONDS ?= 60
+MINUTES ?= 10
+RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix scaling fuzz docs interop clean
+.PHONY: venv demo test test-all test-slow test-ranks test-streamed lint bench gpu simulate explore attacks mutations crash-matrix scaling fuzz churn soak docs interop clean
 
 venv: $(STAMP)
 
@@ -96,7 +98,7 @@ explore: venv
 	$(BIN)/python -m tests.explore --mutations
 
 attacks: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks --processes
 
 mutations: venv
 	$(BIN)/python -m tests.simulation --mutations
@@ -118,6 +120,12 @@ fuzz: venv
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --statements $(STATEMENTS)
 	$(BIN)/python -m tests.fuzz --rollouts $(ROLLOUTS)
+
+churn: venv
+	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)
+
+soak: venv
+	$(BIN)/python -m tests.e2e.soak --runs $(RUNS)
 
 interop: venv
 	cd tests/interop && npm install --no-package-lock --no-audit --no-fund

@@ -46,12 +46,12 @@ from protocol.wire.presence import Role
 from protocol.wire.questions import (
     TipsRequest,
 )
+from tests.attacks.cost import watch_loop
 from tests.attacks.questions import dear_questions
 from tests.protocol.transport.recorder import LOOPBACK, Recorder, stack
 from tests.simulation.world import simulated_run
 
 RECORDS, MEMBERS, CHUNKS, LEAVES, PROOF_BYTES = 64, 16, 256, 9000, 60 << 20
-TICK_S = 0.01
 UNDER_WAY = 16
 """Questions of one stranger at a time, as many as a peer accepts."""
 ASK_EVERY_S, TIMEOUT_S = 0.1, 20.0
@@ -124,14 +124,6 @@ class Door:
         return getattr(self.router, name)
 
 
-async def note_delays(late: list[float]) -> None:
-    """Note by how much each tick is late (s), until cancelled."""
-    while True:
-        due = time.perf_counter() + TICK_S
-        await trio.sleep(TICK_S)
-        late.append(max(0.0, time.perf_counter() - due))
-
-
 async def serve(folder: Path) -> None:
     """Run the peer in this process.  It says where it is, and then, for each line that it hears, what it took since."""
     signed = the_run()
@@ -148,7 +140,7 @@ async def serve(folder: Path) -> None:
         await nursery.start(network.run)
         nursery.start_soon(node._swarm.run)
         nursery.start_soon(node._census._count)
-        nursery.start_soon(note_delays, late)
+        nursery.start_soon(watch_loop, lambda stall_s, busy_s: late.append(stall_s))
         say(peer=me.peer_id, addresses=list(network.addresses()), names=[names.checkpoint.hex(), names.proof.hex()])
         while True:
             busy, began, before = time.process_time(), time.perf_counter(), len(late)

@@ -16,6 +16,7 @@ import trio
 
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.run.manifest import SignedManifest
+from tests.attacks.cost import Cost
 from tests.attacks.exchange_liars import exchanging
 from tests.attacks.forgers import Forger, lying
 from tests.attacks.stage import SEED, Stage, founded_run
@@ -105,7 +106,10 @@ class Measured:
 
 @dataclass
 class Outcome:
-    """Of one attack.  failure: why it is not held.  ejected: liars that every honest peer has proof against."""
+    """Of one attack.  failure: why it is not held.  ejected: liars that every honest peer has proof against.
+
+    cost: to the process, of an attack on one.
+    """
 
     name: str
     how: str
@@ -115,6 +119,8 @@ class Outcome:
     measured: Measured = field(default_factory=Measured)
     undisturbed: Measured | None = None
     ejected: int = 0
+    cost: Cost | None = None
+    details: str = ""
 
     @property
     def held(self) -> bool:

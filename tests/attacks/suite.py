@@ -13,6 +13,7 @@ from tests.attacks import (
     newcomers,
     peeking,
     proposers,
+    resources,
     standing,
     voters,
 )
@@ -35,6 +36,11 @@ MODULES = (
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 
 
+BURDENS = {burden.name: burden for burden in resources.BURDENS}
+
+
 def run_named(name: str) -> Outcome:
     """What comes of the attack with this name."""
+    if name in BURDENS:
+        return resources.bear(BURDENS[name])
     return carry_out(SIMULATED[name])

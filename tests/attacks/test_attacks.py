@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.attacks.attack import Attack, simulated
+from tests.attacks.cost import MAX_GROWTH, MAX_STALL_S, Cost
+from tests.attacks.resources import Burden, bear
 from tests.attacks.stage import Stage
-from tests.attacks.suite import SIMULATED
+from tests.attacks.suite import BURDENS, SIMULATED
 from tests.tiers import first_fast
 
 LEAST = 40
@@ -19,6 +21,8 @@ FAST = [
     "peeks and copies",
 ]
 """Of the fast tier: with certificates, by proposers, with histories, on contributions."""
+BORNE = [burden for burden in BURDENS.values() if not burden.real]
+"""The first takes as long as all others."""
 SHORT_S = 20.0
 """Virtual seconds of an attack after its third round; too few to judge the pace."""
 
@@ -33,6 +37,23 @@ def test_there_are_attacks_of_every_kind_under_names_of_their_own() -> None:
 def test_it_is_held(name: str) -> None:
     outcome = simulated(SIMULATED[name], SHORT_S)
     assert outcome.held, outcome.failure
+
+
+@pytest.mark.parametrize("burden", first_fast(reversed(BORNE), len(BORNE) - 1), ids=lambda burden: burden.name)
+def test_it_is_borne(burden: Burden) -> None:
+    outcome = bear(burden, timed=False)
+    assert outcome.held, outcome.failure
+    assert outcome.cost is not None and outcome.cost.stall_s >= outcome.cost.busy_s
+
+
+def test_what_costs_too_much_memory_or_time_is_not_borne() -> None:
+    assert Cost(grown=MAX_GROWTH).flaw(timed=True) is None
+    assert Cost(grown=MAX_GROWTH + 1).flaw(timed=False) is not None
+    busy = Cost()
+    busy.late(1.0, 2 * MAX_STALL_S)
+    busy.late(0.01, 1.0)
+    assert (busy.stall_s, busy.busy_s) == (1.0, 2 * MAX_STALL_S), "nobody computes longer than it is late"
+    assert busy.flaw(timed=False) is None and busy.flaw(timed=True) is not None
 
 
 def test_an_attack_that_breaks_what_it_expects_is_not_held() -> None:

@@ -19,7 +19,7 @@ from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
-from tests.attacks.questions import large_motion
+from tests.attacks.statements import large_motion
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN, BOB, TableNetwork, a_session, at_once
 
