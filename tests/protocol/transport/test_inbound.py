@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import psutil
@@ -415,6 +416,15 @@ def test_what_counts_as_one_address() -> None:
     assert address_group("192.0.2.1") == address_group("::ffff:192.0.2.1") == "192.0.2.1"
     assert address_group("2001:db8::1") == address_group("2001:db8::ffff:2%eth0") == "2001:db8::/64"
     assert address_group(None) == address_group("nonsense") == "unknown"
+
+
+async def test_one_key_holds_few_connections() -> None:
+    async with network(Recorder(), limits=AT_ANY_PACE) as one, AsyncExitStack() as opened:
+        identity, address = Identity.generate(), one.addresses()[0]
+        strangers = [await opened.enter_async_context(stranger_to(address, identity=identity)) for _ in range(20)]
+        with trio.fail_after(PATIENCE_S):
+            for stranger in strangers[: -AT_ANY_PACE.per_peer]:
+                await stranger.closed()
 
 
 async def test_identify_says_what_program_this_is() -> None:
