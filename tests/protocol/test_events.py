@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.protocol.example_status import OTHER
 
 NAMES = naming({OTHER: "kitchen"})
 KITCHEN = NAMES(OTHER)
-FOURTH = {"fragment": 2, "fragments": 4}
+FOURTH: dict[str, Any] = {"fragment": 2, "fragments": 4}
 
 
 @pytest.mark.parametrize(
