@@ -119,11 +119,6 @@ def test_build_says_that_a_corpus_is_too_small_with_a_remedy(size: int, percent:
     assert re.search(said or "^$", result.shortage), result.shortage
 
 
-def test_remedies_for_a_small_corpus_work(tmp_path: Path) -> None:
-    assert not built(["x" * 30_000], tmp_path / "larger", 4).shortage
-    assert not built(["x" * 3000], tmp_path / "out", 35).shortage
-
-
 @pytest.mark.parametrize("lengths", [[997] * 55, [20_000, *[900] * 30], [700] * 6])
 @pytest.mark.parametrize("percent", [0.3, 1])
 def test_remedy_for_texts_of_any_lengths_is_another_share_and_works(
