@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -81,4 +82,4 @@ def every_event(text: str, peer: str, whole: int, number: float) -> Iterator[Eve
         "list[dict[str, Any]]": [{"address": text, "times": whole, "problem": text, **answer}, answer],
     }
     for cls in EVENTS.values():
-        yield cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
+        yield cls(*[values[str(field.type)] for field in fields(cls)])

@@ -52,7 +52,9 @@ def text_of(node: ast.AST) -> str:
 
 def helps(tree: ast.AST) -> set[str]:
     """Return the parser's texts about arguments, which name other commands."""
-    return {text_of(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "help"}
+    given = {text_of(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "help"}
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 3)
+    return given | {text_of(call.args[2]) for call in calls if isinstance(call.func, ast.Name) and call.func.id == "option"}
 
 
 def strings(node: ast.AST) -> Iterator[str]:

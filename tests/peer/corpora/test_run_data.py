@@ -69,7 +69,8 @@ def test_examples_are_documents_in_the_layout_of_rollouts_and_each_is_in_one_spl
     environment = open_environment("sort")
     documents = solved_examples(environment, BYTES.open())
     assert len(documents) == min(environment.size, MOST_EXAMPLES)
-    prompt, answer = environment.example(0)
+    problem = environment.problem(0)
+    prompt, answer = problem.prompt, "".join(environment.solution(problem))
     first = documents[0]
     assert first.tokens is not None and bytes(first.tokens) == (prompt + answer).encode() + b"\0"
     assert first.text_bytes == len((prompt + answer).encode())

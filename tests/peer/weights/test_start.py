@@ -126,9 +126,7 @@ def test_weights_that_change_while_they_are_read_begin_nothing(tmp_path: Path) -
     ("text", "part"),
     [
         ("dim = 64\nlayers = 3", "[model] from says the whole model; remove dim, layers"),
-        ('[data]\ncorpus = "examples"', 'data.corpus is not a field of a run any more; write from = "examples" in [data]'),
-        ("[data]\npacked = false", "data.packed is not a field of a run any more; remove it"),
-        ("[data]\nheld_out_percent = 9", "data.held_out_percent is not a field of a run any more; remove it"),
+        ("[data]\nheld_out_percent = 9", "data.held_out_percent is not a field of a run; remove it"),
     ],
 )
 def test_what_a_run_file_says_beside_it_is_still_checked(

@@ -33,7 +33,7 @@ COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[
 WRONG = StateDisagreement(Hash(b"\x04" * 32))
 BEGIN = ["ejections.load", "keeper.load", "claims.load", "extensions.load", "keeper.restore", "barrier.listen"]
 GOODBYE = ["rounds.hand_over"]
-REACH = ["keeper.reach_tip", "rounds.prepare"]
+REACH = ["keeper.reach_tip"]
 ROUND = [*REACH, "barrier.may_begin", "rounds.run_next"]
 BESIDE = {"heartbeats.run", "ejections.run", "ticker.run", "claims.run", "swarm.run", "extensions.run"}
 
@@ -98,9 +98,7 @@ class Stage:
         keeper: Any = Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append)
         keeper.is_verified = True
         files: Any = SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._until_files)
-        rounds: Any = SimpleNamespace(
-            prepare=Part("rounds", self.log).prepare, run_next=self._run_next, hand_over=self._hand_over
-        )
+        rounds: Any = SimpleNamespace(run_next=self._run_next, hand_over=self._hand_over)
         run_end: Any = SimpleNamespace(has_come=False)
         self.departure = Departure(session, settings, history, Membership(ANN.peer_id, 0.0, history), self.activity)
         barrier = Barrier(self.log, self.activity, files, self._may_begin)
@@ -204,7 +202,7 @@ def test_a_checkpoint_is_written_beside_the_next_round_when_it_is_due() -> None:
 def test_a_wrong_state_is_repaired_and_a_peer_that_is_behind_catches_up() -> None:
     stage = Stage(WRONG, Behind(), COMMIT, stop_after=1)
     stage.run()
-    assert stage.steps[len(BEGIN) :][:14] == [*ROUND, "keeper.repair", *ROUND, *ROUND, "keeper.advance"]
+    assert stage.steps[len(BEGIN) :][:11] == [*ROUND, "keeper.repair", *ROUND, *ROUND, "keeper.advance"]
     assert stage.repaired == [WRONG.digest]
 
 
@@ -212,7 +210,7 @@ def test_no_round_begins_before_the_gathering_says_so() -> None:
     stage = Stage(COMMIT, stop_after=1)
     stage.refusals = 2
     stage.run()
-    assert stage.steps[len(BEGIN) :][:11] == [*[*REACH, "barrier.may_begin"] * 2, *ROUND, "keeper.advance"]
+    assert stage.steps[len(BEGIN) :][:8] == [*[*REACH, "barrier.may_begin"] * 2, *ROUND, "keeper.advance"]
 
 
 def test_to_finish_is_to_leave_after_the_running_round_with_nothing_left_to_measure() -> None:

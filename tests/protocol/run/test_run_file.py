@@ -391,8 +391,6 @@ HOME_PAGE = "change it (Home page of the run: an address that begins with https"
         ("outer = 3", 'outer is 3; it must be "auto" or a section with lr and momentum'),
         ("[outer]\nlr = inf", "outer.lr is inf; it must be "),
         ("[outer]\nlr = 0", "outer.lr is 0; it must be more than 0 (Outer learning rate; default 0.7)"),
-        ("[inner]\ntotal_steps = 500", "write total_rounds"),
-        ("[inner]\nstable_steps = 80_000", "write inner.cooldown"),
         ('[rl]\nenvironment = "add"\ngroup_size = "x"', "rl.group_size is 'x'; it must be a whole number"),
         ('[rl]\nenvironment = "add"\ngroup_size = 1', "rl.group_size is 1; it must be at least 2"),
         ("[data]\nphases = [3]", "an entry of data.phases is 3; it must be a section with fields in braces"),
