@@ -399,10 +399,6 @@ HOME_PAGE = "change it (Home page of the run: an address that begins with https"
             "rows in entry 2 of data.sources is 0; it must be at least 1",
         ),
         ("[data]\nmirrors = 3", "data.mirrors is 3; it must be a list in brackets"),
-        (
-            '[data]\ncorpus = "examples"',
-            'is not a field of a run any more; write from = "examples" in [data] for the solved',
-        ),
         (LOCAL + 'from = "texts"\n', "each member names its own data"),
         (LOCAL + "epochs = 2\n", "epochs would name data of the run"),
         (LOCAL + 'mirrors = ["https://example.org"]\n', "mirrors would name data of the run"),
