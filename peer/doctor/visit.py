@@ -198,5 +198,5 @@ async def _greet(how: Visit, signed: SignedManifest, proof: bytes, network: Libp
     if welcomes:
         admitted = ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
         return [admitted, *skew]
-    refusal = (refusals or ["nobody answered"])[0]
-    return [flawed("admission", CheckResult.FAIL, refusal, "try again, or ask the run's organiser", "at least 1 peer")]
+    why = (refusals or ["nobody answered"])[0]
+    return [flawed("admission", CheckResult.FAIL, why, "try again, or ask the run's organiser", "at least 1 peer")]

@@ -20,7 +20,7 @@ from peer.control.ledger import ledger_of, team_credits
 from peer.formatting import copies
 from peer.joining.purpose import purpose_lines
 from protocol.chain.progress import data_total
-from protocol.events.status import PeerStatus
+from protocol.events.status import PeerStatus, SwarmPeer
 from protocol.formatting import plain
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.sections import AboutSection, Unit
@@ -174,7 +174,7 @@ def _curves(rounds: Sequence[Round], held_out: Mapping[int, HeldOut], steps_back
 
 def _here(status: PeerStatus) -> list[dict[str, Any]]:
     """Return the peers that are here, the fastest first."""
-    seen = [status, *(each for each in status.swarm if each.liveness in HERE)]
+    seen: list[PeerStatus | SwarmPeer] = [status, *(each for each in status.swarm if each.liveness in HERE)]
     here = [
         {
             "peer": each.peer,
