@@ -20,8 +20,8 @@ WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
-SEEDS = "SEEDING"
-"""Shown by a seed that runs; it needs no trainer."""
+WAITS = "waiting for more peers"
+"""Shown by a peer that runs and is alone; a seed needs no trainer for it."""
 
 
 class Volunteer:
@@ -57,7 +57,7 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
     with Swarm.created(tmp_path) as swarm:
         ann = Volunteer(swarm, role="trainer")
         with ann.terminal as terminal:
-            terminal.until("waiting for more peers")
+            terminal.until(WAITS)
             terminal.type("q")
             shell = unwrapped(terminal.until("exit code 0"))
             assert unwrapped("keeps running in the background") in shell
@@ -77,14 +77,14 @@ def test_ctrl_c_leaves_says_how_it_ended_and_ends_a_peer_that_does_not_answer_at
     with Swarm.created(tmp_path) as swarm:
         ann = Volunteer(swarm, role="trainer")
         with ann.terminal as terminal:
-            terminal.until("waiting for more peers")
+            terminal.until(WAITS)
             terminal.type("C-c")
             assert unwrapped("goes on from there") in unwrapped(terminal.until("exit code 0"))
             assert ann.said(ev.Left)
         ann.until_gone()
         bob = Volunteer(swarm, "bob")
         with bob.terminal as terminal:
-            terminal.until(SEEDS)
+            terminal.until(WAITS)
             bob.peer().suspend()
             terminal.type("C-c")
             terminal.until("saying goodbye to the swarm")
@@ -99,7 +99,7 @@ def test_the_peer_goes_with_its_interface_and_with_its_terminal(tmp_path: Path) 
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, None):
             ann = Volunteer(swarm, f"volunteer {number}".replace(" ", "-"))
             with ann.terminal as terminal:
-                terminal.until(SEEDS)
+                terminal.until(WAITS)
                 if number is not None:
                     interface = ann.peer().parent()
                     assert interface is not None
@@ -118,7 +118,7 @@ def test_what_hinders_the_start_is_told_in_the_shell(tmp_path: Path) -> None:
             assert "peer: " in terminal.until("exit code 3")
         first = Volunteer(swarm, "first")
         with first.terminal as terminal:
-            terminal.until(SEEDS)
+            terminal.until(WAITS)
             again = Volunteer(swarm, "first")
             again.terminal = Terminal(swarm.place("again"), again.terminal._command, swarm.environment, (100, 30))
             with again.terminal as second:
