@@ -16,7 +16,7 @@ from trainer.data.tokens import NO_TEXT
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """Question and answer.  tokens: the answer's, without an end token."""
+    """Question and answer.  tokens: tokens of the answer, without an end token."""
 
     question: str
     answer: str
@@ -24,7 +24,7 @@ class ChatTurn:
 
 
 class Prompt(NamedTuple):
-    """Tokens that a model reads.  dropped: number of turns that it read before a last time, and does not read now."""
+    """Tokens that a model reads.  dropped: number of turns in the last prompt that this one leaves out."""
 
     tokens: list[int]
     dropped: int
@@ -45,7 +45,7 @@ class Conversation:
     def prompt(self, question: str) -> Prompt:
         """Return the tokens of the turns and of a question, without the oldest turns if there are too many.
 
-        Raises ValueError with one sentence for a question that is too long, or that no text of the model can be.
+        Raises ValueError with one sentence for a question that is too long, or that the model's tokenizer cannot encode.
         """
         if not question:
             raise ValueError("there is nothing to answer; give a text")
@@ -61,7 +61,7 @@ class Conversation:
         return Prompt(alone, self._first - before)
 
     def add(self, question: str, tokens: Sequence[int]) -> None:
-        """Add a turn.  tokens: the answer's."""
+        """Add a turn.  tokens: tokens of the answer."""
         said = tuple(token for token in tokens if token not in self._tokenizer.ends)
         self.turns.append(ChatTurn(question, self._tokenizer.decode(said), said))
 
@@ -95,7 +95,7 @@ class Conversation:
 # Text of an answer while its tokens come, and the part of it that a terminal may see.
 #
 # A character may take several tokens, and until the last of them has come, the library decodes the others as U+FFFD.  So
-# text ends before the first U+FFFD of its end, unless these are too many for a character.
+# text ends before its trailing U+FFFD characters, unless these are too many for one character.
 
 
 MOST_INCOMPLETE = 16
@@ -121,7 +121,7 @@ class StreamedText:
         return self._taken(whole=True)
 
     def _taken(self, *, whole: bool) -> str:
-        """Return new text.  The tokens of the last text are decoded again before it, because a first space may be lost."""
+        """Return new text.  The previous tokens are decoded together with the new ones, to keep a space at its beginning."""
         before = self._tokenizer.decode(self._tokens[self._context : self._shown])
         text = self._tokenizer.decode(self._tokens[self._context :])
         if not whole and text.endswith(NO_TEXT):

@@ -97,7 +97,7 @@ def _own_template(folder: Path) -> str:
 def _bytes(vocab: int) -> Tokenizer:
     if vocab != ByteTokenizer.vocab:
         raise PeerError(
-            f"the model has {vocab} tokens and no tokenizer.json; copy it from the model that it was made from",
+            f"the model has {vocab} tokens and no tokenizer.json; copy this file from the original model",
             ExitCode.INPUT,
         )
     return ByteTokenizer()
@@ -130,7 +130,7 @@ class OpenedModel:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Folder, run and rounds of the model as JSON values."""
         state = self.state
         return {
             "folder": self.folder or None,
@@ -149,7 +149,7 @@ class ChatSource:
 
     @contextmanager
     def opened(self) -> Iterator[OpenedModel]:
-        """Give the model as it is now; a run's newest state is written to a folder that does not stay.
+        """Yield the present model; a run's newest state is exported to a temporary folder.
 
         Raises `PeerError`.
         """
@@ -173,7 +173,7 @@ class ChatSource:
 
 
 PARAMETERS_PER_THREAD = 1 << 23
-"""Parameters for which a further thread is worth its waiting; for few of them one thread is the fastest."""
+"""Number of parameters for each thread of an answer; a small model is fastest with one thread."""
 
 
 class AnswerCores:
@@ -208,7 +208,7 @@ class AnswerCores:
 
 
 MOST_CONTEXT, LEAST_CONTEXT, USUAL_CONTEXT = 4096, 4, 2048
-"""Tokens that a conversation may have: at most, at least, and for a model that does not say how many it reads."""
+"""Tokens in a conversation: largest and least number, and the number for a model that does not state its own."""
 
 
 class ChatModel:

@@ -59,7 +59,7 @@ class ChatSession:
         self._tokenizer = form.tokenizer
 
     def take_newest(self) -> None:
-        """Answer with the newest state from now on; the conversation goes on.  Raises `PeerError`."""
+        """Answer with the newest state from now on; the conversation continues.  Raises `PeerError`."""
         with self._source.opened() as opened:
             deque(opened.weights.values(), maxlen=0)  # a damaged file must not replace a part of the weights
             self.model.load(opened.weights)
@@ -132,7 +132,7 @@ def read_text() -> str:
     try:
         return data.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise PeerError("the text is not UTF-8; convert it", ExitCode.INPUT) from error
+        raise PeerError("the text is not UTF-8; convert it to UTF-8", ExitCode.INPUT) from error
 
 
 def _show(piece: str) -> None:
@@ -155,7 +155,7 @@ HELP = """\
   /temp X     set the temperature: 0 takes the most probable token, 1 draws as learned
   /save FILE  write the conversation to a new file, as a chat that a run can learn from
   /help       show these commands
-  /quit       leave; Ctrl-C or Ctrl-D do so, too"""
+  /quit       leave; Ctrl-C and Ctrl-D also leave"""
 
 
 class ChatTerminal:
@@ -197,7 +197,7 @@ class ChatTerminal:
         if answer.ended == STOPPED:
             _note("stopped")
         elif answer.ended == LENGTH:
-            _note(f"the answer ends after {many(answer.tokens, 'token')}; --max-tokens sets how many")
+            _note(f"the answer ends after {many(answer.tokens, 'token')}; --max-tokens sets the limit")
 
     def _obey(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")
@@ -247,13 +247,13 @@ class ChatTerminal:
 
 
 def _note(text: str) -> None:
-    """Print a line of ours below an answer."""
+    """Print a note below an answer."""
     print(f"[{text}]")
 
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], bool]]:
-    """Give a function that returns True after Ctrl-C.  Only a second Ctrl-C raises KeyboardInterrupt."""
+    """Yield a function that returns True after Ctrl-C.  Only a second Ctrl-C raises KeyboardInterrupt."""
     stopped: list[int] = []
 
     def remember(number: int, frame: object) -> None:

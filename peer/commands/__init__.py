@@ -47,8 +47,8 @@ def add_command(
 def option(parser: argparse._ActionsContainer, spec: str, help: str, **more: Any) -> None:
     """Add an argument to a parser or a group.
 
-    spec: its name and, after a space, the word for its value.  An option without that word and without choices is a flag.
-    more: further words of `add_argument`.
+    spec: the name and, after a space, the word for the value.  An option without that word and without choices is a flag.
+    more: further keyword arguments of `add_argument`.
     """
     name, _, value = spec.partition(" ")
     if value:
@@ -59,7 +59,7 @@ def option(parser: argparse._ActionsContainer, spec: str, help: str, **more: Any
 
 
 def add_group(parser: argparse.ArgumentParser) -> Subparsers:
-    """Let a command have subcommands; `add_command(group, …)` adds the parser of each subcommand."""
+    """Add subcommands to a command; `add_command(group, …)` then adds the parser of each subcommand."""
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
@@ -91,7 +91,7 @@ UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds in "30m"; a number alone is minutes."""
+    """Return the seconds of a time such as "30m"; a number without a unit means minutes."""
     match = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a time; write it like 45s, 30m, 2h or 1d")

@@ -36,7 +36,7 @@ def register(subparsers: Subparsers) -> None:
     )
     option(config, "setting SETTING", "the setting to show or to change, such as max_up", nargs="?")
     option(config, "value VALUE", "its new value", nargs="?")
-    option(config, "--unset", "back to the default: remove the setting from peer.toml")
+    option(config, "--unset", "restore the default: remove the setting from peer.toml")
     option(config, "--now", "change only the running peer, until it stops; write nothing")
     completion = add_command(
         subparsers,
@@ -75,7 +75,7 @@ def run_config(args: argparse.Namespace) -> int:
 
 
 def _change(args: argparse.Namespace, name: str) -> str:
-    """Change a setting in peer.toml and of the running peer; return a sentence on the latter, if one runs."""
+    """Change a setting in peer.toml and of the running peer; return a sentence about that peer, if there is one."""
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.settings.file import config_file, read_value, write_setting
     from peer.settings.preferences import SETTINGS
@@ -100,7 +100,7 @@ def _change(args: argparse.Namespace, name: str) -> str:
     except ControlError as error:
         raise PeerError(f"the running peer refused the change: {error}") from error
     if args.now:
-        raise PeerError(f"a running peer cannot change {name}; leave out --now, and start it again", ExitCode.USAGE)
+        raise PeerError(f"a running peer cannot change {name}; leave out --now, and start the peer again", ExitCode.USAGE)
     return "The running peer keeps the value that it was started with; the new one takes effect when it starts again."
 
 
@@ -112,7 +112,7 @@ def describe_config(found: Mapping[str, Any], only: str | None = None) -> list[s
     from protocol.formatting import clean, size
 
     file = found["file"]
-    there = "" if file is None or Path(file).exists() else " (not there yet)"
+    there = "" if file is None or Path(file).exists() else " (does not exist yet)"
     lines = [f"file  {file or 'none: PEER_CONFIG is empty'}{there}"]
     if found["running"]:
         month = found["month"]
@@ -128,7 +128,7 @@ def describe_config(found: Mapping[str, Any], only: str | None = None) -> list[s
 
 
 def run_completion(args: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the script that completes commands in a shell."""
     import shtab
 
     print(shtab.complete(args.parser, args.shell))

@@ -79,7 +79,8 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
 def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
     """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams.
 
-    fragments: those of which a round exchanges one.  remark: on tokens that cannot be audited, or empty.
+    fragments: number of fragments, of which a round exchanges one.  remark: sentence about tokens that cannot be audited, or
+    empty.
     """
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.history import RunHistory
@@ -122,7 +123,7 @@ MOST_SHOWN = 1000
 
 
 def run_rollouts(args: argparse.Namespace) -> int:
-    """Read the events of the run; they are the same whether the peer runs or not."""
+    """Print this peer's rollouts from the event log of the run, whether the peer runs or not."""
     from peer.control.event_log import LOG_NAMES
     from peer.control.ledger import told_rollouts
     from peer.joining.run_word import chosen_folder
@@ -146,7 +147,10 @@ WORDS = {
     "validator": ("judged", "this peer judged {} of others: {accepted} accepted, {rejected} rejected, {unsure} unsure"),
     "trainer": ("used", "this trainer learned from {}; {accepted} accepted, {rejected} rejected, {stale} got too old"),
 }
-"""Words by the peer's role: name of the first count, and the sentence.  Counts cover the events that the log still has."""
+"""Words by the peer's role: the name of the first count, and the sentence.
+
+Only events that are still in the log are counted.
+"""
 
 
 def describe_rollouts(found: dict[str, Any]) -> list[str]:
@@ -158,7 +162,7 @@ def describe_rollouts(found: dict[str, Any]) -> list[str]:
     first, words = WORDS[role]
     lines = [words.format(many(counts[first], "batch", "batches"), **counts)]
     if role == "rollout":
-        lines.append(f"{amount(found['accepted_tokens'])} tokens of them were learned from, as the records say")
+        lines.append(f"the run learned from {amount(found['accepted_tokens'])} of their tokens, according to the records")
     if found["reward"] is not None:
         lines.append(f"mean reward of the last round: {number(found['reward'])}")
     name = naming(found["names"])

@@ -28,7 +28,7 @@ SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 SOURCE_CHARS = 64
 BYTES = "bytes"
 LEAST_TOKENS, MOST_TOKENS = 300, 1 << 17
-"""Range of the vocabulary of a tokenizer that is trained; 258 tokens are the bytes and the special ones."""
+"""Range of the vocabulary size of a trained tokenizer; its bytes and special tokens take 258."""
 FORMS = ("lines", "array", "object", "table", "page", "text")
 """Names in `peer.corpora.forms.READ_AS`, which is not imported to describe the command line."""
 MAX_PERCENT = 100.0
@@ -84,7 +84,9 @@ def register(subparsers: Subparsers) -> None:
         "--most-rows", type=whole_number(1, 1 << 40), metavar="N", help="rows that are read of each input (default: all)"
     )
     build.add_argument(
-        "--keep-repeated", action="store_true", help="keep documents with the text of another (default: the first)"
+        "--keep-repeated",
+        action="store_true",
+        help="keep documents that repeat another one's text (default: only the first)",
     )
     build.add_argument(
         "--read-as",
@@ -97,7 +99,7 @@ def register(subparsers: Subparsers) -> None:
         metavar="PATTERN",
         help="leave out files in folders, such as '*.png' or 'tests/*'; may be repeated",
     )
-    build.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
+    build.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text identifies it)")
     build.add_argument(
         "--workers",
         type=whole_number(1, 1024),
@@ -130,7 +132,12 @@ def register(subparsers: Subparsers) -> None:
         command.add_argument("folder", metavar="FOLDER", help="folder of the corpus")
         if name == "sample":
             command.add_argument(
-                "count", metavar="N", nargs="?", type=whole_number(1, 10_000), default=3, help="documents of each source (3)"
+                "count",
+                metavar="N",
+                nargs="?",
+                type=whole_number(1, 10_000),
+                default=3,
+                help="number of documents of each source (3)",
             )
             command.add_argument("--held-out", action="store_true", help="documents that are held out")
         command.add_argument("--json", action="store_true", help="JSON for programs")
@@ -144,7 +151,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--end", metavar="TOKEN", help="end token, by name or number (default: as the tokenizer's folder says)"
     )
-    parser.add_argument("--source", metavar="NAME", help="source of the inputs without a name (default: each its own)")
+    parser.add_argument(
+        "--source", metavar="NAME", help="source of the inputs without a name (default: one source for each)"
+    )
     parser.add_argument(
         "--held-out", type=_percent, default=1.0, metavar="PERCENT", help="share of the documents that is held out (1)"
     )
@@ -198,7 +207,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def _trained(args: argparse.Namespace, inputs: list[BuildInput], options: BuildOptions, folder: Path) -> TokenFormat:
-    """Train a tokenizer, tell of it, and return the form of the tokens."""
+    """Train a tokenizer, print its size, and return the form of the tokens."""
     from peer.console.streams import print_json
     from peer.corpora.build import check_build
     from peer.corpora.vocabulary import train_tokenizer
@@ -217,7 +226,7 @@ def _trained(args: argparse.Namespace, inputs: list[BuildInput], options: BuildO
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """Build a corpus of tokens that others made."""
+    """Build a corpus from files of tokens."""
     from peer.corpora.foreign import token_input
     from peer.corpora.options import BuildOptions
 
@@ -287,7 +296,7 @@ def _named(text: str, source: str | None) -> tuple[str, Path]:
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """Return the name before an input, and the input; a file whose name has an = is no such pair."""
+    """Return the name before an input, and the input; the name of an existing file is not split at its =."""
     name, equals, where = text.partition("=")
     if equals and not SOURCE_NAME.fullmatch(name) and not Path(text).exists() and Path(where).exists():
         raise PeerError(
@@ -308,12 +317,14 @@ def _format(args: argparse.Namespace, kind: str, length: int | None, template: s
     from protocol.corpora.manifest import CorpusKind
 
     if (kind == "text") != (length is None):
-        raise PeerError("--sequence-length belongs to --kind chat and preference, which need it", ExitCode.USAGE)
+        raise PeerError(
+            "--sequence-length is required for --kind chat and preference, and not allowed otherwise", ExitCode.USAGE
+        )
     row_tokens = length + 1 if length is not None else 0
     if isinstance(args.tokenizer, int | None):
         if args.end is not None:
             raise PeerError("a tokenizer that is trained has its own end token; leave --end out", ExitCode.USAGE)
-        template = None  # the texts of the sample have none
+        template = None  # the sample's texts have no template
     if args.tokenizer == BYTES or isinstance(args.tokenizer, int | None):
         if args.end not in (None, "0"):
             raise PeerError("the end token of bytes is 0; leave --end out", ExitCode.USAGE)
@@ -405,12 +416,12 @@ def _lines(corpus: FinishedCorpus) -> list[str]:
     return lines + table(rows, numbers=(2, 3, 4))
 
 
-CUT = "the end of a document of {}, as whole documents would not be about that share"
+CUT = "the end of a document of {}, because whole documents would not give about that share"
 SHOWN_NAMES = 3
 
 
 def _files(survey: InputsSurvey) -> list[str]:
-    """Return what was read, by form, and what was passed over, with reasons."""
+    """Return lines with the files that were read, by form, and the files that were passed over, by reason."""
     from protocol.formatting import many, size, visible
 
     lines = []
@@ -427,7 +438,7 @@ def _files(survey: InputsSurvey) -> list[str]:
 
 
 def _left_out(tally: BuildTally) -> list[str]:
-    """Return the counts of rows left out, and the first of them by name."""
+    """Return lines with the counts of rows left out, by reason, and with the first of these rows."""
     from peer.corpora.options import MOST_NAMED, LeftOut
     from protocol.formatting import visible
 
@@ -500,6 +511,6 @@ def _samples(corpus: FinishedCorpus, count: int, *, held_out: bool) -> Iterator[
         if (which == "held out") == held_out:
             for document in islice(corpus.documents(split), count):
                 tokens = document.tokens
-                if not any(corpus.manifest.tokenizer):  # the end token of bytes is no character
+                if not any(corpus.manifest.tokenizer):  # the end token of bytes is not a character
                     tokens = tokens[tokens != corpus.manifest.end]
                 yield source, tokenizer.decode(tokens.tolist())

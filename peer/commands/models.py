@@ -1,4 +1,4 @@
-"""`peer weights`, `export`, `merge`, `eval` and `chat`: models here and on their way, and as Hugging Face folders."""
+"""`peer weights`, `export`, `merge`, `eval` and `chat`: commands about models and their transfers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
         "write the model to a Hugging Face folder, or push it to a hub",
         run_export,
         epilog="It reads only this computer's disk, whether the peer runs or not.  transformers can load the folder.  A "
-        "push takes the token in HF_TOKEN, begins where the repository ends, and may be killed and started again.",
+        "push uses the token in HF_TOKEN, continues after the state in the repository, and may be killed and started again.",
     )
     add_run(export)
     option(export, "folder FOLDER", "new folder for the model; none with --push", nargs="?")
@@ -54,7 +54,7 @@ def register(subparsers: Subparsers) -> None:
     option(
         export,
         "--every ROUNDS",
-        "with --push: go on, and push again after so many rounds, and at the end of the run (default: once)",
+        "with --push: keep running, and push again after this many rounds and at the end of the run (default: once)",
         type=whole_number(1, 1 << 53),
     )
     merge = add_command(
@@ -89,8 +89,8 @@ def register(subparsers: Subparsers) -> None:
         "measure a model on the held-out rows of a corpus, or by tasks of lm-evaluation-harness",
         run_eval,
         epilog="With --corpus it prints the loss in nats per token, the perplexity, and the bits for each byte of text, by "
-        "source.  Of chats the assistant's messages count, and of preferences the chosen answers.  With --harness it prints "
-        "the metrics of each task.",
+        "source.  In chats only the assistant's messages count, and in preferences only the chosen answers.  With "
+        "--harness it prints the metrics of each task.",
         json=True,
     )
     option(
@@ -110,20 +110,20 @@ def register(subparsers: Subparsers) -> None:
     option(
         evaluate,
         "--tokens N",
-        "held-out tokens of each source, about (default: 65536)",
+        "approximate number of held-out tokens of each source (default: 65536)",
         type=whole_number(1, 1 << 40),
         default=1 << 16,
     )
     option(
         evaluate,
         "--length N",
-        "tokens predicted in a row of text (default: as in the run; of a folder 1024, or fewer if it reads fewer)",
+        "tokens predicted in a row of text (default: as in the run; for a folder 1024, or fewer if the model reads fewer)",
         type=whole_number(1, 1 << 17),
     )
     option(
         evaluate,
         "--documents",
-        "masked: no document in a row sees another; joined: a row is one text (default: as in the run; of a folder masked)",
+        "masked: no document in a row sees another; joined: a row is one text (default: as in the run; for a folder masked)",
         choices=["masked", "joined"],
     )
     option(evaluate, "--device NAME", "cpu, cuda, … (default: a GPU if there is one)", default="auto")
@@ -156,7 +156,7 @@ def register(subparsers: Subparsers) -> None:
 
 BAR_CELLS = 64
 ATTEMPTS = 5
-"""Attempts of a single push; with --every it is tried for ever."""
+"""Number of attempts of a single push; with --every there is no limit."""
 
 
 def run_weights(args: argparse.Namespace) -> int:
@@ -202,7 +202,7 @@ def run_export(args: argparse.Namespace) -> int:
     if args.push is not None:
         return _push(args, data)
     if args.every is not None:
-        raise PeerError("--every is for --push; name a repository with --push hf:OWNER/NAME", ExitCode.USAGE)
+        raise PeerError("--every is allowed only with --push; name a repository with --push hf:OWNER/NAME", ExitCode.USAGE)
     words = [word for word in (args.run_id, args.folder) if word is not None]
     if not words:
         raise PeerError("name a new folder for the model, or a repository with --push hf:OWNER/NAME", ExitCode.USAGE)
@@ -226,7 +226,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def _push(args: argparse.Namespace, data: Path) -> int:
-    """Push the state to a hub, again and again with --every."""
+    """Push the state to a hub, repeatedly with --every."""
     from functools import partial
 
     from peer.hubs.pushing import Pusher, PushOptions
@@ -234,7 +234,9 @@ def _push(args: argparse.Namespace, data: Path) -> int:
     from peer.joining.run_source import chosen_run
 
     if args.folder is not None or args.checkpoint is not None:
-        raise PeerError("--push takes the newest state, and no FOLDER; leave out the others", ExitCode.USAGE)
+        raise PeerError(
+            "--push always takes the newest state and needs no FOLDER; leave out --checkpoint and FOLDER", ExitCode.USAGE
+        )
     repository = HubRepository(repository_name(args.push))
     options = PushOptions(args.dtype, args.every, ATTEMPTS if args.every is None else None)
     Pusher(chosen_run(args.run_id, data), data, repository, options, partial(print, flush=True)).run()
@@ -242,7 +244,7 @@ def _push(args: argparse.Namespace, data: Path) -> int:
 
 
 def run_merge(args: argparse.Namespace) -> int:
-    """Merge, and print a summary."""
+    """Merge models, and print a summary."""
     from peer.console.streams import share_reporter
     from peer.weights.folders import MergeOptions, merge
     from protocol.formatting import amount, size
@@ -274,7 +276,7 @@ def _weights(text: str) -> tuple[float, ...]:
 
 
 def run_eval(args: argparse.Namespace) -> int:
-    """Measure, and print a line for each source, or for each metric of a task."""
+    """Measure a model, and print a line for each source, or for each metric of a task."""
     from peer.console.streams import share_reporter
     from peer.formatting import table
     from peer.weights.held_out import measure
@@ -283,7 +285,7 @@ def run_eval(args: argparse.Namespace) -> int:
     if args.harness is not None:
         return _run_harness(args)
     if args.limit is not None:
-        raise PeerError("--limit is for --harness; bound a corpus with --tokens", ExitCode.USAGE)
+        raise PeerError("--limit is allowed only with --harness; use --tokens to limit a corpus", ExitCode.USAGE)
     corpus = Path(args.corpus).absolute()
     with _evaluated(args) as (name, folder, options):
         losses = measure(folder, corpus, options, share_reporter("measuring"))
@@ -311,14 +313,14 @@ def _run_harness(args: argparse.Namespace) -> int:
 
 
 def _show(text: str) -> None:
-    """Show what the harness says to a person at a terminal."""
+    """Print the harness's output on standard error, if that is a terminal."""
     if sys.stderr.isatty():
         print("".join(each for each in text if each.isprintable() or each in "\r\n"), end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _evaluated(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOptions]]:
-    """Give the name of the model, its folder, and the options; a run's state is written to a folder that does not stay."""
+    """Yield the name of the model, its folder, and the options; a run's state is exported to a temporary folder."""
     from peer.console.streams import share_reporter
     from peer.joining.run_source import chosen_run
     from peer.paths import make_private
@@ -345,7 +347,7 @@ def _evaluated(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOpt
 
 
 def run_chat(args: argparse.Namespace) -> int:
-    """Talk, or answer the text of a pipe."""
+    """Talk with a model, or answer the text of a pipe."""
     # Before torch is loaded: OpenMP's idle threads sleep, instead of keeping a core busy that a trainer could use.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from peer.chat.model import ChatSource

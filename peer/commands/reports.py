@@ -20,27 +20,28 @@ def register(subparsers: Subparsers) -> None:
         "write a web page about the run, to share",
         run_page,
         epilog="Writes `index.html`, which needs no script, no server and no other file, and `run.json` with the same "
-        "facts.  Without a running peer it tells what is on this disk: no peers that are here, and no invitation.  A peer "
+        "facts.  Without a running peer it describes what is on this disk, without live peers and an invitation.  A peer "
         "that was joined with `--page FOLDER` keeps its page current by itself.",
     )
     option(page, "folder FOLDER", "where the page is written; a web server may serve it as it is")
     add_run(page)
-    every = "write it again and again, with this time between: 60s, 5m (default: once)"
+    every = "write it repeatedly, with this time between: 60s, 5m (default: once)"
     option(page, "--every TIME", every, type=seconds_of)
     track = add_command(
         subparsers,
         "track",
         "write the run's curves for TensorBoard, Weights & Biases or MLflow",
         run_track,
-        epilog="Reads the records and the event log on this disk.  It begins where each tracker ends, so it may be stopped, "
-        "or killed, and started again; a peer that was joined with `--track TARGET` does it by itself.  TensorBoard and "
-        "Weights & Biases are extras (docs/guides/install.md); keys come from the environment, as each package documents.",
+        epilog="Reads the records and the event log on this disk.  It continues after the last round in each tracker, so it "
+        "may be stopped, or killed, and started again; a peer that was joined with `--track TARGET` does it by itself.  "
+        "TensorBoard and Weights & Biases are extras (docs/guides/install.md); keys come from the environment, as each "
+        "package documents.",
     )
     targets = "tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; several may be named"
     option(track, "target TARGET", targets, nargs="+")
     which = "a run ID or its beginning (default: the running run, else the latest one here)"
     option(track, "--run RUN", which, dest="run_id")
-    every = "go on, and look for new rounds with this time between: 60s, 5m (default: once)"
+    every = "keep running, and look for new rounds with this time between: 60s, 5m (default: once)"
     option(track, "--every TIME", every, type=seconds_of)
     option(track, "--until-eof", argparse.SUPPRESS)
 
@@ -72,8 +73,8 @@ def run_page(args: argparse.Namespace) -> int:
             history.read()
             write_page(history, running_status(data, signed.run), folder)
             problem = ""
-        except OSError as error:  # a full disk gets room again
-            problem = f"the page cannot be written: {error}; it is tried again"
+        except OSError as error:  # a full disk may have room again later
+            problem = f"the page cannot be written: {error}; the command tries again"
         if problem and problem != told:
             print(f"peer: {visible(problem)}", file=sys.stderr, flush=True)
         told = problem
@@ -81,7 +82,7 @@ def run_page(args: argparse.Namespace) -> int:
 
 
 def run_track(args: argparse.Namespace) -> int:
-    """Write what is there, and what comes, until the command is interrupted."""
+    """Write the rounds on disk once, or follow the run until the command is interrupted."""
     import select
     import signal
 

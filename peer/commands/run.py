@@ -137,7 +137,7 @@ def run_create(args: argparse.Namespace) -> int:
 
 
 def _doubts(manifest: RunManifest) -> list[str]:
-    """Return warnings about a possible run that its organiser hardly intends."""
+    """Return warnings about valid settings that the organiser of a run has probably not intended."""
     from peer.joining.purpose import endless, ends_early, often_read, unusual_data
 
     doubts = (unusual_data(manifest), often_read(manifest), ends_early(manifest), endless(manifest))
@@ -145,7 +145,7 @@ def _doubts(manifest: RunManifest) -> list[str]:
 
 
 def _note(notes: Sequence[str]) -> int:
-    """Print notes on standard error, behind the result that they are about, and return the exit code of success."""
+    """Print notes on standard error, after the result to which they belong, and return the exit code of success."""
     sys.stdout.flush()
     for each in filter(None, notes):
         print(f"note: {each}", file=sys.stderr, flush=True)
@@ -192,7 +192,7 @@ def run_show(args: argparse.Namespace) -> int:
 
     if (sketch := unbuilt(word, data)) is not None:
         _print_rows(_needs(sketch, whole=args.all), args)
-        build = f"`peer run create {word}` builds its corpora, and says the rest"
+        build = f"`peer run create {word}` builds its corpora, and prints the rest"
         _print_rows([("data", f"not read yet: {build}")], args)
         print(Path(word).read_text(encoding="utf-8") if args.all else MORE, end="")
         return ExitCode.OK
@@ -357,7 +357,7 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
 
 
 def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None, list[str]]:
-    """Return the addresses and the anchor for an invitation, and warnings, as if no peer is known to have reached them."""
+    """Return the addresses and the anchor for an invitation, and warnings, such as that nobody has reached them."""
     from peer.addresses import local_remark
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
@@ -391,7 +391,10 @@ def _invitation(
 
 
 def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[tuple[str, str]]:
-    """Return what a person wants to know of a run: (subject, statement).  whole: with what every kind of peer needs."""
+    """Return the facts of a run for a person, as pairs of subject and statement.
+
+    whole: include the needs of every kind of peer.
+    """
     from peer.joining.purpose import purpose_lines, speed_here
     from peer.keyfile import load_identity
 

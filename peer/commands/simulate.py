@@ -21,9 +21,9 @@ def register(subparsers: Subparsers) -> None:
         "simulate",
         "predict the speed and the traffic of a run, and propose its settings (for organisers)",
         run_simulate,
-        epilog="A quantity is a value, or a range LOW..HIGH over whose logarithm the peers are spread evenly.  A TOML file "
+        epilog="A quantity is a value or a range LOW..HIGH, in which the peers are spread evenly by logarithm.  A TOML file "
         "has a section [[peers]] for each group of peers, with count and any of speed, up, down, rtt and online; the "
-        "options are used for the others.  Nothing is sent, and a run file's text is not read.",
+        "options apply to the other quantities.  Nothing is sent, and a run file's text is not read.",
         json=True,
     )
     option(parser, "what RUN", "a run file, a manifest or a run ID")
@@ -95,7 +95,10 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _manifest(args: argparse.Namespace) -> RunManifest:
-    """Return the run.  Text is read only if it may end the run; of chats and preferences, only some tokens count."""
+    """Return the manifest of the run.
+
+    Text is read only if it may end the run; in chats and preferences, only some tokens count.
+    """
     from peer.joining.run_source import named_run
     from peer.keyfile import load_or_create_identity
     from protocol.run.run_file import sections_of, sketch_run_file

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from protocol.events.status import PeerStatus, RolloutStatus
 
 MANY_FRUITLESS = 3
-"""Rounds without two different rewards from which the status says so."""
+"""Number of rounds in a row without two different rewards from which on the status warns."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -123,7 +123,7 @@ def describe_status(status: PeerStatus) -> list[str]:
     waits = "" if status.trains_ahead else ", waiting"
     steps = f"step {status.ahead_steps} of {status.ahead_inner_steps} of round {status.round + 1}{waits}"
     ahead = [f"ahead     {steps}"] if status.ahead_inner_steps else []
-    skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
+    skewed = [f"clock     {status.clock_skew}; set the clock, by which invitations expire"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     blocks = [f"data read {blocks_by_origin(status.block_bytes)}"] if status.block_bytes else []
     if status.copies is not None:

@@ -78,9 +78,9 @@ def run_finish(args: argparse.Namespace) -> int:
 
 
 def _leave_and_wait(folder: Path) -> str:
-    """Return the peer's last sentence about its end, or the reason why its stream of events ended.
+    """Ask the peer to leave, and return its last sentence, or the reason why its stream of events ended.
 
-    It waits until the process has ended, so that `peer leave && peer join` finds the identity free.
+    The function returns after the process has ended, so that `peer leave && peer join` finds the identity free.
     """
     import psutil
 
@@ -104,7 +104,7 @@ def _leave_and_wait(folder: Path) -> str:
             elif isinstance(stamped.event, Notice) and stamped.event.text.startswith(HANDING_OVER):
                 print(f"{clean(stamped.event.text, 200)}  (Ctrl-C: leave now)", flush=True)
     pid, end = stream.status.pid, time.monotonic() + STOP_DEADLINE_S
-    with suppress(psutil.NoSuchProcess):  # a zombie holds no resources, its parent only has not reaped it yet
+    with suppress(psutil.NoSuchProcess):  # a zombie holds no resources; its parent has just not reaped it yet
         while pid > 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             if time.monotonic() > end:
                 raise TimeoutError

@@ -121,7 +121,7 @@ def run_rate(args: argparse.Namespace) -> int:
     from peer.tasks.rating import Answering, AsInRun, Sampling, measure, survey
 
     if (args.source is None) == (args.environment is None):
-        raise PeerError("name a file of tasks or an --environment, and not both", ExitCode.USAGE)
+        raise PeerError("name either a file of tasks or an --environment", ExitCode.USAGE)
     run = AsInRun() if args.what is None else AsInRun.of(named_run(args.what, args.data_dir).manifest)
     temperature = run.temperature if args.temperature is None else args.temperature
     sampling = Sampling(args.samples, args.max_tokens or run.max_tokens, temperature, args.at_once)
@@ -241,7 +241,7 @@ def describe(status: dict[str, Any]) -> list[str]:
     head = f"amendment {status['amendment']}" if status["amendment"] else "no set was admitted yet"
     lines = [f"run     {status['run']}", f"tasks   {head}"]
     if status["amendment"]:
-        lines[-1] += f": {status['percent']} % of the problems are of the admitted sets"
+        lines[-1] += f": {status['percent']} % of the problems come from the admitted sets"
     if status["pending"] is not None:
         lines.append(f"coming  amendment {status['pending']}, which no record has yet")
 

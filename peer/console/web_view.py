@@ -114,7 +114,7 @@ def serve(folder: str, port: int, tell: Callable[[str], None]) -> None:
     except ImportError as error:
         raise PeerError(f"textual-serve is not installed; run {install_command('web')}", ExitCode.INPUT) from error
     secret = secrets.token_urlsafe(32)
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # anybody on this computer can send what is no request
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # anybody on this computer can send an invalid request
     try:
         web.run_app(application(folder, port, secret, tell), host=HOST, port=port, print=None, shutdown_timeout=END_S)
     except OSError as error:
@@ -134,7 +134,7 @@ async def application(folder: str, port: int, secret: str, tell: Callable[[str],
     async def admit(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer requests to this server by its name (a name that was rebound leads here, too) and from its own pages."""
+        """Refuse requests to another host name, because a rebound name also leads here, and from other servers' pages."""
         hosts, origins = request.headers.getall("Host", []), request.headers.getall("Origin", [origin])
         if hosts != [f"{HOST}:{port}"] or origins != [origin]:
             raise web.HTTPForbidden(text=WRONG_ADDRESS)
@@ -143,7 +143,7 @@ async def application(folder: str, port: int, secret: str, tell: Callable[[str],
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
             error.text = "There is nothing at this address."
             raise
-        except ValueError as error:  # from aiohttp, for a header that is no text
+        except ValueError as error:  # from aiohttp, for a header that is not text
             raise web.HTTPBadRequest(text=NO_REQUEST) from error
 
     async def give(request: web.Request) -> web.Response:
@@ -193,7 +193,7 @@ def content_policy(port: int) -> str:
 
 
 def files() -> dict[str, tuple[bytes, str]]:
-    """Return all that is served besides websockets, with its type, by path; the same for everybody."""
+    """Return the content and type of each served file by path; they are the same for everybody."""
     static = Path(str(import_module("textual_serve").__file__)).parent / "static"
     return {
         "/": (PAGE.encode(), "text/html"),
@@ -224,12 +224,12 @@ DATA, META = b"D", b"M"
 
 
 def cells(text: str, usual: int) -> int:
-    """Return a number of columns or rows; the usual one for a text that is none."""
+    """Return a number of columns or rows; the usual number if the text is not a valid one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 5 and 0 < int(text) <= MOST_CELLS else usual
 
 
 async def carry(socket: web.WebSocketResponse, folder: str, width: int, height: int, shade: Mapping[str, str]) -> None:
-    """Show the peer of this data directory over a websocket until either end closes.  shade: of `SHADES`."""
+    """Show the peer of this data directory over a websocket until either end closes.  shade: entry of `SHADES`."""
     size = {"COLUMNS": str(width), "ROWS": str(height)}
     words = ["-m", "tui", "--child-of", str(os.getpid()), folder]
     variables = {**child_environment(ChildKind.INTERFACE), **DRIVER, **size, **shade}
@@ -265,7 +265,7 @@ async def _show(socket: web.WebSocketResponse, process: Process) -> None:
 
 
 async def _obey(socket: web.WebSocketResponse, process: Process) -> None:
-    """Pass the page's messages on until it closes; close the websocket at one that no page of ours sends."""
+    """Pass the page's messages on until it closes; close the websocket after a message that our page never sends."""
     from aiohttp import WSMsgType
 
     assert process.stdin is not None, "it is a pipe"

@@ -4,5 +4,5 @@ Only processes of this computer use the socket, except through `remote.py`, whic
 `peer.daemon` implements the effects of the commands.
 
 Read `client.py` first, which has the frames, events and errors for all programs but the daemon; then `server.py`, and
-`history.py`, which reads what the records and the event log tell of the past.
+`history.py`, which sums up the records and the event log.
 """

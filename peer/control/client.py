@@ -48,7 +48,7 @@ class ControlError(Exception):
 
     @property
     def with_remedy(self) -> str:
-        """Sentence with what a person can do."""
+        """Sentence about the error, with its remedy if there is one."""
         return str(self)
 
 
@@ -212,7 +212,7 @@ class ControlClient:
         self.data_dir, self.timeout_s = data_dir, timeout_s
 
     def request(self, command: str, **fields: Any) -> dict[str, Any]:
-        """Ask, and return the answer.  Raises NotRunning, ControlError."""
+        """Send a question, and return its answer.  Raises NotRunning, ControlError."""
         connection = self._connect()
         with connection:
             return self._ask(connection, bytearray(), {"do": command, **fields})
@@ -306,7 +306,7 @@ def _status(fields: Any) -> PeerStatus:
         return PeerStatus.from_fields(fields)
     except ValueError as error:
         raise ControlError(
-            "the peer's status lacks a field that this version shows; does the peer run another version?"
+            "the peer's status lacks a field that this version shows; restart the peer with this version"
         ) from error
 
 
@@ -341,13 +341,14 @@ def stamped_in(line: bytes) -> Stamped | None:
 
 
 MAX_LOG_LINE_BYTES = 1 << 20
-"""Longest line of an event log that is read whole; the rest of a longer one is no event."""
+"""Longest line of an event log that is read whole; a longer line holds no event."""
 
 
 def logged_events(files: Iterable[Path], *kinds: type[Event]) -> Iterator[Stamped]:
     """Yield the events of these kinds, or all, in the files of an event log, oldest file first.  Blocking.
 
-    Lines that hold no event are skipped, and so is what is missing or no file.  Other kinds, which are most, are not parsed.
+    Lines without an event are skipped, and so are paths that do not name a file.  Events of other kinds, the majority, are
+    not parsed.
     """
     names = [f'"{kind.__name__}"'.encode() for kind in kinds]
     for path in filter(Path.is_file, files):
@@ -360,7 +361,7 @@ def logged_events(files: Iterable[Path], *kinds: type[Event]) -> Iterator[Stampe
 
 
 def _checked(stamped: Stamped) -> Stamped | None:
-    """Return the event if every field has the right type; NaN stands for null, and for a float that nobody draws."""
+    """Return the event if every field has the right type; NaN stands for null, and for a number beyond `MOST`."""
     event = stamped.event
     kinds = _KINDS.get(type(event)) or _KINDS.setdefault(type(event), get_type_hints(type(event)))
     for name, kind in kinds.items():

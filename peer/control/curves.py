@@ -1,6 +1,6 @@
 """Curves of a run over time and tokens, and its samples: folded from events, and bounded.
 
-Light, because the terminal interface holds them too.
+This module imports nothing heavy, because the terminal interface also uses it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MOST_SOURCES = 16
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """A value after `rounds` rounds, or the mean of `weight` values up to there.
+    """Loss after `rounds` rounds, or the mean of `weight` losses up to that round.
 
-    at: seconds since 1970.  tokens: read by all members until then.
+    at: seconds since 1970.  tokens: number of tokens that all members had read until then.
     """
 
     at: float
@@ -32,7 +32,7 @@ class LossPoint:
 
 
 class Series:
-    """Points of one curve, ascending by rounds.  If there are too many, those in the older half become means of several."""
+    """Points of one curve, ascending by rounds.  If there are too many, points in the older half are merged into means."""
 
     def __init__(self, points: Iterable[LossPoint] = ()) -> None:
         self.points = list(points)
@@ -48,14 +48,14 @@ class Series:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[float]]) -> Self:
-        """Return the series of such lists.  Raises TypeError, ValueError."""
+        """Return the series with these points.  Raises TypeError, ValueError."""
         found = cls()
         for at, rounds, tokens, value, weight in lists[-MOST_POINTS:]:
             found.add(LossPoint(float(at), int(rounds), int(tokens), float(value), max(1, int(weight))))
         return found
 
     def add(self, point: LossPoint) -> None:
-        """Add a point; it replaces all points of the same or later rounds.  A value that is no number is left out."""
+        """Add a point; it replaces all points of the same or later rounds.  A value that is not a number is left out."""
         if not math.isfinite(point.value):
             return
         self.cut(point.rounds - 1)
@@ -83,14 +83,17 @@ def _means(points: Sequence[LossPoint], weight: int) -> list[LossPoint]:
 
 
 MOST_SAMPLED = 48
-"""States whose samples are kept."""
+"""Largest number of states whose samples are kept."""
 MOST_PROMPTS, MOST_CHARACTERS = 4, 300
 """Limits on the samples of a state, as a log or a socket tells them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledState:
-    """Completions of a run's prompts, by prompt, after `rounds` rounds.  at: seconds since 1970.  by: the peer's ID."""
+    """Completions of a run's prompts, by prompt, after `rounds` rounds.  at: seconds since 1970.
+
+    by: ID of the peer that sampled.
+    """
 
     at: float
     rounds: int
@@ -101,14 +104,14 @@ class SampledState:
 class SampleHistory:
     """Samples of a run's states, ascending by rounds.  If there are too many, every second one of the older half is dropped.
 
-    So the first one stays, and the samples between it and the newest are the sparser, the older they are.
+    So the first one stays, and older samples are sparser than newer ones.
     """
 
     def __init__(self, states: Iterable[SampledState] = ()) -> None:
         self.states = list(states)
 
     def add(self, at: float, rounds: int, by: str, completions: Mapping[str, str]) -> None:
-        """Add the samples of a state, unless those of a later one are known; they replace those of the same rounds."""
+        """Add the samples of a state, unless samples of a later state are known; replace samples of the same round."""
         if self.states and self.states[-1].rounds > rounds:
             return
         if self.states and self.states[-1].rounds == rounds:
@@ -121,7 +124,7 @@ class SampleHistory:
             self.states[:half] = self.states[:half:2]
 
     def cut(self, rounds: int) -> None:
-        """Drop the samples of later states than the one after `rounds` rounds."""
+        """Drop the samples of all states after more than `rounds` rounds."""
         while self.states and self.states[-1].rounds > rounds:
             self.states.pop()
 
@@ -131,7 +134,7 @@ class SampleHistory:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[Any]]) -> Self:
-        """Return the history of such lists.  Raises TypeError, ValueError, AttributeError."""
+        """Return the history with these states.  Raises TypeError, ValueError, AttributeError."""
         found = cls()
         for at, rounds, by, completions in lists[-MOST_SAMPLED:]:
             found.add(float(at), int(rounds), str(by), completions)
@@ -139,14 +142,14 @@ class SampleHistory:
 
 
 MOST_STEPS_BACK = 100
-"""Times that a peer gave up rounds, of which the last are kept."""
+"""Number of steps back that are kept, the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
     """A time at which a peer gave up `abandoned` rounds, and went back to the state after `rounds` rounds.
 
-    at: seconds since 1970.  tokens: read by all members until that state.
+    at: seconds since 1970.  tokens: number of tokens that all members had read until that state.
     """
 
     at: float
@@ -205,9 +208,9 @@ class AnswersOfRound:
 class RunCurves:
     """Losses, samples and answers of a run.
 
-    training: of each round's members.  held_out: of the states.  by_source: the latter, by source.  samples: of the states.
-    answers: of the last round in which this trainer learned from rollouts.  steps_back: times at which rounds were given up;
-    nothing here is of such a round.
+    training: losses of each round's members.  held_out: held-out losses of the states.  by_source: the held-out losses by
+    source.  samples: samples of the states.  answers: answers of the last round in which this trainer learned from rollouts.
+    steps_back: times at which rounds were given up; the other fields have nothing of those rounds.
     """
 
     training: Series = field(default_factory=Series)
@@ -221,7 +224,7 @@ class RunCurves:
         """Fold an event into the curves."""
         match stamped.event:
             case ev.RoundCommitted(number, _, _, tokens, loss, run_tokens=total):
-                before = self.training.points[-1].tokens if self.training.points else 0  # older peers tell no total
+                before = self.training.points[-1].tokens if self.training.points else 0  # older peers send no total
                 self.training.add(LossPoint(stamped.at, number + 1, total or before + tokens, loss))
             case ev.EvalLoss(rounds, loss, _, losses):
                 self._measure(stamped.at, rounds, loss, losses)
@@ -233,7 +236,7 @@ class RunCurves:
                 self._go_back(stamped.at, rounds, abandoned)
 
     def _go_back(self, at: float, rounds: int, abandoned: int) -> None:
-        """Drop what is known of rounds that were given up, and note the step back."""
+        """Drop all values of rounds that were given up, and add the step back."""
         for series in (self.training, self.held_out, *self.by_source.values()):
             series.cut(rounds)
         self.samples.cut(rounds)
@@ -244,7 +247,7 @@ class RunCurves:
             del self.steps_back[:-MOST_STEPS_BACK]
 
     def _measure(self, at: float, rounds: int, loss: float, losses: Mapping[str, float]) -> None:
-        """Add the held-out losses of the state after `rounds` rounds, unless those of a later state are known."""
+        """Add the held-out losses of the state after `rounds` rounds, unless losses of a later state are known."""
         if self.held_out.points and rounds < self.held_out.points[-1].rounds:
             return
         tokens = self._tokens_after(rounds)
@@ -286,7 +289,7 @@ class RunCurves:
         return RunCurves(training, held_out, sources, samples, self.answers, [*self.steps_back])
 
     def _tokens_after(self, rounds: int) -> int:
-        """Return the tokens of the run after so many rounds, as far as the training loss tells them."""
+        """Return the tokens of the run after this many rounds, as far as the training curve has them."""
         for point in reversed(self.training.points):
             if point.rounds <= rounds:
                 return point.tokens

@@ -1,9 +1,9 @@
-"""History of a run, as the records and the event log in its folder tell it: the one reader for all views of the past.
+"""History of a run, read from the records and the event log in its folder, for all views of the past.
 
 The page, trackers, pushes, the ledger, the interface's curves and this peer's rank are views of `RunHistory`.  The records
-give rounds and credits; the log gives names, held-out losses, samples, and the times of rounds.  A running peer keeps what
-was counted in a file: records of a large run take a minute to count, the log drops its oldest lines, and no record says on
-which day it was made.  Commands read that file, and count what came later.
+give rounds and credits; the log gives names, held-out losses, samples, and the times of rounds.  A running peer stores its
+counts in a file, because records of a large run take a minute to count, the log drops its oldest lines, and no record says
+on which day it was made.  Commands read that file, and count the later records.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from protocol.wire.messages import Commit
 
 FILE_NAME = "history.json"
 FORM = 1
-"""Number of the file's form; a file of another form is not read."""
+"""Version of the file's format; a file of another version is not read."""
 MAX_FILE_BYTES = 256 << 20
 AT_ONCE = 200
 """Records that a running peer counts at a time, so that it can leave meanwhile."""
 MOST_NEW = 16
-"""Most rounds between two looks that count as today's: more were fetched, and are of earlier days."""
+"""Largest number of new rounds at one read that count as today's; more rounds were fetched, and are of earlier days."""
 MAX_NAMES = 10_000
-"""Most members whose names are kept; those that were seen last stay.  Keys are free: others are not kept."""
+"""Largest number of members whose names are kept, the last seen ones: anybody can make many identities."""
 EVENTS = (ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten, ev.RolloutsUsed, ev.RolledBack, ev.PeerJoined, ev.Started)
 
 
@@ -57,8 +57,8 @@ EVENTS = (ev.RoundCommitted, ev.EvalLoss, ev.SamplesWritten, ev.RolloutsUsed, ev
 class Round:
     """One committed round.
 
-    rounds, tokens: counted towards a total, up to the end of this round.  loss, losses: of its members, as they claim, the
-    latter by source.  reward: of its rollouts, as its members claim; None without rollouts.
+    rounds, tokens: numbers up to the end of this round that count towards a total.  loss, losses: mean loss that the members
+    claim, and the same by source.  reward: mean reward of the rollouts that the members claim; None without rollouts.
     """
 
     rounds: int
@@ -71,7 +71,7 @@ class Round:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out loss of a state, as a peer measured it.  losses: by source."""
+    """Held-out loss of a state, as a peer measured it.  losses: held-out losses by source."""
 
     loss: float
     losses: Mapping[str, float]
@@ -81,10 +81,10 @@ class RunHistory:
     """History of the run in `folder`, up to the newest record and line of the log that `read` has seen.  Blocking.
 
     signed: the run's manifest.  me: the peer whose contribution is counted.  today: returns the local date.
-    length, tip: number of counted records, and the hash of the last.  names, teams: of peers in the records, by peer ID, as
-    they last named them; an empty team is no team.  curves: of the events.
+    length, tip: number of counted records, and the hash of the last one.  names, teams: names and teams that the peers in
+    the records last chose, by peer ID; an empty text means no team.  curves: curves of the events.
 
-    Only `save` changes anything in the folder; the file is not used if it is damaged.
+    Only `save` changes anything in the folder; a damaged file is ignored.
     """
 
     def __init__(self, signed: SignedManifest, folder: Path, me: str = "", today: Callable[[], date] = date.today) -> None:
@@ -101,7 +101,7 @@ class RunHistory:
         self._is_complete = False
         """True once all records that were there at the start are counted."""
         self._replaced = 0
-        """Work of `me` in the records before a recount, while it runs; else 0."""
+        """Work of `me` in the records before a recount, while the recount runs; otherwise 0."""
         self._begin()
         self._load()
         self._is_saved = True
@@ -120,7 +120,7 @@ class RunHistory:
 
     @property
     def held_out(self) -> dict[int, HeldOut]:
-        """Held-out losses by the rounds of their states, ascending; of old states, means of several."""
+        """Held-out losses by the rounds of their states, ascending; for old states, means of several losses."""
         by_source = [
             (name, {each.rounds: each.value for each in series.points}) for name, series in self.curves.by_source.items()
         ]
@@ -134,7 +134,7 @@ class RunHistory:
 
     @property
     def steps_back(self) -> list[StepBack]:
-        """Times at which this peer gave up rounds, ascending; nothing else here is of such a round."""
+        """Times at which this peer gave up rounds, ascending; the rest of the history has nothing of those rounds."""
         tokens = [0, *(each.tokens for each in self.rounds)]
         return [replace(each, tokens=tokens[min(max(0, each.rounds), self.length)]) for each in self.curves.steps_back]
 
@@ -147,7 +147,7 @@ class RunHistory:
         self.read_log()
 
     def count(self) -> bool:
-        """Count the next records, all again if the peer has replaced counted ones; return False if more may be there."""
+        """Count the next records, or all again if the peer has replaced counted ones; return False if there may be more."""
         last = self._records.at(self.length - 1) if self.length else None
         if self.length and (last is None or record_hash(last.record) != self.tip):
             self._is_complete, self._replaced = False, _work(self._mine)
@@ -187,7 +187,7 @@ class RunHistory:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def read_log(self) -> None:
-        """Apply the events in the log, in order; those of records that are not counted are left out."""
+        """Apply the events in the log, in order, without events of records that are not counted."""
         with suppress(OSError):
             for stamped in logged_events((self._folder / name for name in reversed(LOG_NAMES)), *EVENTS):
                 match stamped.event:
@@ -209,14 +209,14 @@ class RunHistory:
                 self._is_saved = False
 
     def note_names(self, status: NodeStatus) -> None:
-        """Note what the peers of a running node call themselves and their teams now."""
+        """Store the names and teams that the peers of a running node have now."""
         names, teams = status.names(), status.teams()
         for peer, name in names.items():
             self._note(peer, name, teams[peer])
 
     def _note(self, peer: str, name: str, team: str) -> None:
         if peer in self.ledger.credits:
-            known = self.names.pop(peer, None), self.teams.get(peer)  # the last of the dictionary was seen last
+            known = self.names.pop(peer, None), self.teams.get(peer)  # the last entry of the dictionary was seen last
             self.names[peer], self.teams[peer] = plain(name), team_named(team)
             self._is_saved = self._is_saved and known == (self.names[peer], self.teams[peer])
         if len(self.names) > MAX_NAMES:
@@ -234,7 +234,7 @@ class RunHistory:
             self._day, self._tokens_today = today, 0
 
     def contribution(self) -> ContributionStatus:
-        """Return what `me` gave.  Its rank is its place in the ledger."""
+        """Return the contribution of `me`, with its place in the ledger as rank."""
         self._begin_day()
         credits, mine = self.ledger.credits, self._mine
         order = mine.tokens, mine.accepted_tokens
@@ -253,7 +253,7 @@ class RunHistory:
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the file, if all is counted and anything is new.  Only a running peer does so."""
+        """Write the file, if all records are counted and something is new.  Only a running peer does so."""
         if not self._is_complete or self._is_saved:
             return
         progress = self.progress
@@ -273,7 +273,7 @@ class RunHistory:
             "last_day": self._last_day.isoformat() if self._last_day is not None else None,
             "days": self._days,
         }
-        with suppress(OSError):  # the store reports a full disk; what is not kept is counted again
+        with suppress(OSError):  # the store reports a full disk; unsaved records are counted again
             remove_left_overs(self._folder, FILE_NAME)
             write_atomically(self._folder / FILE_NAME, json.dumps(fields, separators=(",", ":")).encode())
             self._is_saved = True
@@ -321,7 +321,7 @@ def _losses(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_plausible(fields: Any) -> bool:
-    """Return True if all numbers in a value from JSON are ones that a run has."""
+    """Return True if all numbers in a value from JSON are possible in a run."""
     if isinstance(fields, dict | list):
         return all(map(_is_plausible, fields.values() if isinstance(fields, dict) else fields))
     return not isinstance(fields, int | float) or abs(fields) <= MOST  # False for NaN
@@ -335,7 +335,8 @@ def _is_plausible(fields: Any) -> bool:
 class CurvePoint:
     """Point of a curve that stands for some rounds in a row.
 
-    rounds, tokens: done by all members up to the last of them.  value: mean.  low, high: least and largest value.
+    rounds, tokens: numbers that all members had done at the last of these rounds.  value: mean.  low, high: least and
+    largest value.
     """
 
     rounds: int
@@ -366,7 +367,7 @@ LOOK_S = 2.0
 PIECE_S = 0.1
 """Pause between two pieces of a long chain."""
 SAVE_S = 60.0
-"""Seconds between two writes: the next process does not count the rounds of this time as today's, if this one is killed."""
+"""Seconds between two writes; if this process is killed, rounds since the last write do not count as today's."""
 
 T = TypeVar("T")
 
@@ -374,9 +375,9 @@ T = TypeVar("T")
 class HistoryKeeper:
     """Keeps the history of a running peer's run current, and on disk, in `run`.
 
-    make: opens the history; None while the run's manifest is unknown.  log: has the events.  tip: returns the hash of the
-    newest record; None while the node does not run.  status: of the node.
-    contribution: None before all is counted.
+    make: opens the history; None while the run's manifest is unknown.  log: event log of the peer.  tip: returns the hash of
+    the newest record; None while the node does not run.  status: returns the status of the node.  contribution: this peer's
+    contribution; None before all records are counted.
     """
 
     def __init__(
@@ -420,7 +421,7 @@ class HistoryKeeper:
                         history.save()
 
     async def read(self, view: Callable[[RunHistory], T]) -> T | None:
-        """Return what `view` makes of the history of all records, in a thread; None while the run is unknown."""
+        """Return the result of `view` for the whole history, computed in a thread; None while the run is unknown."""
         async with self._lock:
             if (history := self._history) is None:
                 return None

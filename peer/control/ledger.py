@@ -81,7 +81,8 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
     """Return the contributions in `length` rounds: `{rounds, tokens, accepted_tokens, members, untold}`.
 
     Each member is `{peer, rounds, tokens, share, batches, accepted_tokens}`.  Members are ordered by their
-    shares.  A share is one of all tokens that were trained, or that were made for rollouts that were learned from.
+    shares.  A share is the fraction of all tokens that members trained on, or of all tokens in the rollouts from which the
+    run learned.
 
     most: number of members to list; `untold` counts the other members.
     """

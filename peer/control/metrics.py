@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 def families(status: PeerStatus) -> Iterator[Metric]:
     """Yield the metrics.  Unknown values are left out."""
     names = ("peer", "name", "run", "run_name", "role", "version")
-    info = Gauge("manyhands_info", "What this peer is; the value is 1.", labels=names)
+    info = Gauge("manyhands_info", "Description of this peer; the value is 1.", labels=names)
     info.add_metric([getattr(status, name) for name in names], 1)
     yield info
     phases = Gauge("manyhands_phase", "1 for the peer's present activity.", labels=["phase", "why_idle"])
@@ -75,9 +75,9 @@ def _single(status: PeerStatus) -> Iterator[tuple[type[Gauge] | type[Counter], s
     yield Gauge, "busy_share", "Share of the last hour in which the trainer trained.", status.busy_share
     yield Gauge, "loss", "Loss of the running round, else of the last one, in nats a token.", status.loss
     yield Gauge, "held_out_loss", "The newest held-out loss known here, in nats a token.", status.eval_loss
-    yield Gauge, "uptime_seconds", "Since the peer started.", status.uptime_s
-    yield Counter, "up_bytes", "Bytes up since the start, all channels.", status.up_bytes
-    yield Counter, "down_bytes", "Bytes down since the start, all channels.", status.down_bytes
+    yield Gauge, "uptime_seconds", "Seconds since the peer started.", status.uptime_s
+    yield Counter, "up_bytes", "Bytes sent since the start, over all channels.", status.up_bytes
+    yield Counter, "down_bytes", "Bytes received since the start, over all channels.", status.down_bytes
     if (told := status.rollouts) is not None:
         yield Gauge, "rollout_version", "Version of the weights.", told.version
         yield Gauge, "reward", "Mean reward of the last round's rollouts, 0 to 1.", told.reward

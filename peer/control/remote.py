@@ -125,7 +125,8 @@ async def _prove(stream: trio.SSLStream, peer: PeerId, identity: Identity) -> No
         await receive(stream, len(WELCOME))
     except (trio.BrokenResourceError, NotOurs) as error:
         raise NotOurs(
-            f"{peer} does not take you for its owner; there, `peer config owner {identity.peer_id}` and start it again"
+            f"{peer} does not accept you as its owner; on its computer, run `peer config owner {identity.peer_id}`, and "
+            "restart it"
         ) from error
 
 
@@ -136,7 +137,7 @@ def parts_of(address: str) -> tuple[str, int, PeerId]:
         if kind in ("ip4", "ip6", "dns", "dns4", "dns6") and (tcp, p2p) == ("tcp", "p2p") and 0 < int(port) < 65536:
             public_key_of(PeerId(peer))
             return host, int(port), PeerId(peer)
-    raise ControlError(f"{address} is not the address of a peer; give one as `peer status` shows there: /ip4/…/tcp/…/p2p/…")
+    raise ControlError(f"{address} is not the address of a peer; give an address from its `peer status`: /ip4/…/tcp/…/p2p/…")
 
 
 async def join(one: trio.abc.Stream, other: trio.abc.Stream) -> None:

@@ -45,8 +45,8 @@ Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 class ControlServer:
     """Server of the control socket of `data_dir`.
 
-    commands: by name.  status: the snapshot of an event stream.  The caller holds the data directory's lock, so an existing
-    socket file has no owner.
+    commands: the commands by name.  status: returns the snapshot at the start of an event stream.  The caller holds the data
+    directory's lock, so an existing socket file has no owner.
     """
 
     def __init__(
@@ -161,7 +161,10 @@ class ControlServer:
         name = str(question.pop("do", ""))
         command = self._commands.get(name)
         if command is None:
-            return {"ok": False, "error": "the peer does not know this command; is it an older version?"}
+            return {
+                "ok": False,
+                "error": "the peer does not know this command; restart it with the version that you use here",
+            }
         try:
             return {"ok": True, **await command(question)}
         except ControlError as error:

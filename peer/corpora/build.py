@@ -63,7 +63,7 @@ SHARD_BYTES = 256 << 20
 PROGRESS_S = 0.25
 INPUTS_NAMED = 100
 SMALL_BYTES = 1 << 20
-"""Size up to which inputs are encoded in this process: it is done with them before others would have started."""
+"""Size up to which inputs are encoded in this process, which is done before workers would have started."""
 RESUMABLE = (ExitCode.RESOURCES, ExitCode.UNREACHABLE)
 """Exit codes of errors after which the same command may succeed, so that the partial folder is kept."""
 
@@ -89,9 +89,9 @@ Tell = Callable[[BuildProgress], None]
 
 
 class _Meter:
-    """Speed of a phase, told a few times a second.
+    """Meter of a phase's speed, which reports a few times a second.
 
-    earlier_tokens, earlier: tokens, and bytes or tokens, of an earlier process, which do not count for the speed.
+    earlier_tokens, earlier: tokens, and bytes or tokens, that an earlier process has done; they do not count for the speed.
     """
 
     def __init__(self, tell: Tell, phase: str, total: int | None, earlier_tokens: int = 0) -> None:
@@ -99,7 +99,7 @@ class _Meter:
         self._start, self._told, self.earlier = time.monotonic(), 0.0, 0
 
     def report(self, documents: int, tokens: int, done: int) -> None:
-        """Tell the state now, unless it was told just before."""
+        """Report the state, unless it was reported just before."""
         now = time.monotonic()
         if now - self._told < PROGRESS_S and done != self._total:
             return
@@ -113,8 +113,8 @@ class _Meter:
 class BuildResult:
     """Corpus that was built, the rows that were left out, and the files that were read and passed over.
 
-    cut: sources of which a document is learned from up to a place, and held out from there on.  shortage: sentence for a
-    corpus that is too small for a run; else empty.
+    cut: sources with a document whose beginning is learned from and whose end is held out.  shortage: sentence for a corpus
+    that is too small for a run; otherwise empty.
     """
 
     manifest: CorpusManifest
@@ -127,7 +127,7 @@ class BuildResult:
 def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: Tell = lambda progress: None) -> BuildResult:
     """Build a corpus in the new folder `out`.  Raises `PeerError`, after which `out` does not exist.
 
-    Inputs that share a name are one source.  tell: called about the progress, a few times a second.
+    Inputs that share a name are one source.  tell: called with the progress, a few times a second.
     """
     inputs = list(inputs)
     check_build(inputs, options, out)
@@ -160,9 +160,9 @@ def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) 
     folders = [each.origin for each in inputs if isinstance(each.origin, Path) and is_read_with(each.origin, out)]
     flaws = {
         f"{out} exists already; choose a new folder, or remove it": out.exists(),
-        f"{out} lies in {', '.join(map(str, folders[:1]))}, so files of the build would be read as documents; choose one "
-        "outside it": bool(folders),
-        f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs are {len(names)}; give several inputs one name: "
+        f"{out} lies in {', '.join(map(str, folders[:1]))}, so files of the build would be read as documents; choose "
+        "a folder outside it": bool(folders),
+        f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs have {len(names)}; give several inputs one name: "
         f"{words.source}": not 1 <= len(names) <= MAX_SOURCES,
         f"the held-out share is a percentage from 0 to below 100; change {words.held_out}": not (
             0 <= options.held_out_percent < 100
@@ -170,7 +170,7 @@ def check_build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path) 
         f"no text has at least {fields.least} and at most {fields.most} characters; correct the limits": (
             fields.most is not None and fields.least > fields.most
         ),
-        "a corpus of chats or preferences needs a row length, and a corpus of text takes none; correct it": (
+        "a corpus of chats or preferences needs a row length, and a corpus of text must have none; correct the row length": (
             (options.tokens.kind is CorpusKind.TEXT) != (options.tokens.row_tokens == 0)
         ),
     }
@@ -195,7 +195,7 @@ class _Build:
         self._survey: InputsSurvey
 
     def run(self) -> BuildResult:
-        """Go through all steps; those that the journal names are done."""
+        """Do all steps, except the ones that the journal names as done."""
         self._survey = survey(self._inputs, self._options)
         with closing(self._journal):
             self._prepare()
@@ -204,7 +204,7 @@ class _Build:
             return self._write()
 
     def _prepare(self) -> None:
-        """Read the journal, or begin it; take the tokenizer that is checked, in the partial folder."""
+        """Read the journal, or begin it; use the checked tokenizer in the partial folder."""
         tokens = self._options.tokens
         content, reserved = tokens.content(), tokens.content(tokens.ends)
         head = {
@@ -327,7 +327,7 @@ class _Build:
         return counts
 
     def _divide(self, sources: Sequence[SourceDocuments], hashed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Divide each source; return the tokens and documents of each split.  hashed: the same by their hashes."""
+        """Divide each source; return the tokens and documents of each split.  hashed: the counts by their hashes alone."""
         percent, is_text = self._options.held_out_percent, self._options.tokens.kind is CorpusKind.TEXT
         counts: list[tuple[int, int]] = []
         for place, (source, name) in enumerate(zip(sources, self._names, strict=True)):
@@ -351,8 +351,8 @@ class _Build:
     def _shape(self, tokenizer: TemplatedTokenizer, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the tokens of a block and the blocks of a shard.
 
-        tokens: of each split.  Blocks are small enough for `LEAST_BLOCKS` in the smallest training split, if it has the
-        tokens, and large enough for `MOST_BLOCKS` in the corpus.
+        tokens: number of tokens of each split.  Blocks are small enough for `LEAST_BLOCKS` in the smallest training split,
+        if it has the tokens, and large enough for `MOST_BLOCKS` in the corpus.
         """
         form = self._options.tokens
         per_token = tokenizer.dtype.itemsize + (form.kind is not CorpusKind.TEXT)

@@ -44,7 +44,7 @@ def builtin_input(documents: Sequence[Document]) -> BuildInput:
 
 
 def builtin_documents() -> OwnDocuments:
-    """Return the documents as those of a run file whose tokens are not bytes."""
+    """Return the documents as a run file names them if its tokens are not bytes."""
     return OwnDocuments(BUILTIN.root, read_text)
 
 

@@ -30,7 +30,7 @@ class BrokenFile(Exception):
 
 
 class CutFile(BrokenFile):
-    """Error for a file whose end is missing, so that nobody knows how much is lost."""
+    """Error for a file whose end is missing, so that the size of the lost part is unknown."""
 
 
 Note = Callable[[int], None]
@@ -38,7 +38,7 @@ Note = Callable[[int], None]
 
 
 def chunks_of(file: BinaryIO, note: Note = lambda read: None) -> Iterator[bytes]:
-    """Yield the decompressed content of an open file in pieces.  note: called as it is read.
+    """Yield the decompressed content of an open file in pieces.  note: called while it is read.
 
     Raises `BrokenFile`, OSError.
     """
@@ -58,9 +58,9 @@ def compression_of(file: BinaryIO) -> str:
 
 
 def head_of(file: BinaryIO, size: int) -> tuple[bytes, bool]:
-    """Return up to `size` decompressed bytes of a file's beginning, and whether they are all.  It is rewound.
+    """Return up to `size` decompressed bytes of a file's beginning, and True if they are the whole content.
 
-    A damaged file has the bytes before the damage.
+    The file is rewound.  A damaged file counts up to the damage.
     """
     parts, left = list[bytes](), size
     try:
@@ -76,7 +76,7 @@ def head_of(file: BinaryIO, size: int) -> tuple[bytes, bool]:
 
 
 def lines_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
-    """Yield the lines of a text without their ends; of a line longer than `limit` its size."""
+    """Yield the lines of a text without their ends; for a line longer than `limit`, yield its size."""
     parts: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -99,10 +99,10 @@ _OUTSIDE, _IN_TEXT = re.compile(rb'["\[\]{},]'), re.compile(rb'["\\]')
 
 
 def elements_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
-    """Yield the elements of a JSON array, which begins with [; of an element longer than `limit` its size.
+    """Yield the elements of a JSON array, which begins with [; for an element longer than `limit`, yield its size.
 
-    Only brackets, commas and texts are looked at: whoever parses an element finds its other faults.  Raises `BrokenFile`
-    for an array that does not end, or that something follows.
+    Only brackets, commas and texts are checked, because the parser of an element finds its other faults.  Raises
+    `BrokenFile` for an array that does not end, or that has text after its end.
     """
     depth, size, is_text, is_escaped = 0, 0, False, False
     parts: list[bytes] = []
@@ -132,7 +132,7 @@ def elements_of(chunks: Iterable[bytes], limit: int) -> Iterator[bytes | int]:
                 depth -= 1
         if depth < 0:
             if chunk[start:].strip() or any(more.strip() for more in chunks):
-                raise BrokenFile("something follows after the end of its JSON array; write one record on each line")
+                raise BrokenFile("it has text after the end of its JSON array; write one record on each line")
             return
         is_escaped = place > len(chunk)
         if depth:
@@ -152,11 +152,14 @@ _STREAMS: dict[str, Callable[[], Any]] = {
 }
 """Makers of decompressors for one stream of a file."""
 _BOUNDED = (lzma.LZMADecompressor, bz2.BZ2Decompressor)
-"""Decompressors that keep what they were given until it is asked for; a byte of bzip2 may become a megabyte."""
+"""Decompressors that can keep their input for later calls; a byte of bzip2 may become a megabyte."""
 
 
 def _expanded(file: BinaryIO, note: Note, ending: str) -> Iterator[bytes]:
-    """Expand one stream after the other.  The libraries' own files notice no zstd file that is cut short, or no limit."""
+    """Yield the content of one stream after the other.
+
+    The libraries' own files do not notice a zstd file that is cut short, or have no limit.
+    """
     stream, is_inside = _STREAMS[ending](), False
     try:
         while piece := file.read(COMPRESSED_BYTES):

@@ -30,7 +30,7 @@ from trainer.data.templates import LEARNT, Message, TemplatedTokenizer
 WINDOW = 1024
 """Number of chats from which the next ones of a row are chosen."""
 TURN, MIN_TURNS = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"), 2
-"""Beginning of a turn in a text of turns, and the turns that such a text has at least."""
+"""Beginning of a turn in a text of turns, and the least number of turns in such a text."""
 LOOSE_TURN = re.compile(r"^[ \t#*]*(Human|Assistant)[ \t*]*:[*]*", re.MULTILINE | re.IGNORECASE)
 """Beginning of a line that people take for the beginning of a turn."""
 ANOTHER_FORM = (
@@ -143,7 +143,7 @@ def _prompt(prompt: Any) -> list[Any]:
 
 
 def _turns(said: Any) -> Any:
-    """Return the messages of a text of turns; anything else as it is."""
+    """Return the messages of a text of turns; return anything else unchanged."""
     text = _lines(said) if isinstance(said, str) else ""
     marks = [*TURN.finditer(text)]
     if len(marks) < MIN_TURNS or marks[0].start() or marks[0][1] != "Human":
@@ -156,7 +156,7 @@ def _turns(said: Any) -> Any:
 
 
 def _lines(text: str) -> str:
-    """Return a text whose lines end with one character, wherever it was written."""
+    """Return a text with line feeds as the ends of its lines, on whichever system it was written."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -172,7 +172,7 @@ def _is_loose(text: str) -> bool:
 
 
 def _loose_questions(text: str) -> Iterator[str]:
-    """Yield what Human says in the turns within a text, in the form of `_plain`."""
+    """Yield the words of Human in the turns of a text, in the form of `_plain`."""
     marks = _loose_turns(text)
     ends = [*(mark.start() for mark in marks), None][1:]
     for mark, end in zip(marks, ends, strict=True):
@@ -192,7 +192,7 @@ def _whole(prompt: list[Any], answer: Any) -> list[Any]:
     ours, theirs = _system_messages(asked), _system_messages(said)
     if prompt and _same(asked[ours:], said[theirs : theirs + len(asked) - ours]):
         if ours and theirs and not _same(asked[:ours], said[:theirs]):
-            raise ValueError("an answer repeats the prompt with another message of the system; keep one of the two")
+            raise ValueError("an answer repeats the prompt with another system message; keep one of the two system messages")
         return [*(prompt[:ours] or answer[:theirs]), *prompt[ours:], *answer[theirs + len(asked) - ours :]]
     if asked and said and not _follows(asked, said):
         raise ValueError(
@@ -210,12 +210,12 @@ def _follows(asked: list[Message], said: list[Message]) -> bool:
 
 
 def _system_messages(messages: list[Message]) -> int:
-    """Return the number of messages of the system at the beginning."""
+    """Return the number of system messages at the beginning."""
     return next((place for place, each in enumerate(messages) if each.role != "system"), len(messages))
 
 
 def _same(some: list[Message], others: list[Message]) -> bool:
-    """Return True if two conversations say the same, but for white space, capitals and the form of the characters."""
+    """Return True if two conversations are equal, except for white space, capitals and the form of the characters."""
     return [(each.role, _plain(each.content)) for each in some] == [(each.role, _plain(each.content)) for each in others]
 
 
@@ -224,7 +224,7 @@ def _plain(content: str) -> str:
 
 
 def _begins_with(reply: str, question: str) -> bool:
-    """Return True if a reply is the question's text with more behind it; one word, as "Hello", proves nothing."""
+    """Return True if a reply is the question's text and more; a single word such as "Hello" proves nothing."""
     question, reply = _plain(question), _plain(reply)
     return " " in question and reply.startswith(f"{question} ")
 
@@ -247,7 +247,7 @@ def filled(chats: list[Flagged], width: int, end: int) -> Flagged:
 
 
 def packed(chats: Iterable[Flagged], width: int) -> Iterator[list[Flagged]]:
-    """Yield the chats of each row: the chat that waits longest, then each time the longest of the window that fits.
+    """Yield the chats of each row: the chat that waits longest, then repeatedly the longest chat in the window that fits.
 
     The window has the next `WINDOW` chats.  Every chat must fit into a row.
     """

@@ -1,9 +1,9 @@
 """Division of a source into documents to learn from and documents that are held out.
 
-A keyed hash decides it for each document (`peer.corpora.documents`), which gives about the wanted share of many documents.
-Of one, of a few or of very unequal ones it may give nothing, or nearly all.  Then the documents are put into one order,
-first those to learn from, and the end of that order is held out.  It begins between two documents if that gives about the
-wanted share, and otherwise within a text.
+A keyed hash decides it for each document (`peer.corpora.documents`), which gives about the wanted share if there are many
+documents.  With one, a few or very unequal documents it may give nothing, or nearly all.  Then the documents are put into
+one order, first the documents to learn from, and the end of that order is held out.  It begins between two documents if that
+gives about the wanted share, and otherwise within a text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ LEAST_CUT_TOKENS = 3
 
 @dataclass(frozen=True)
 class Division:
-    """Place in the order of a source's documents before which they are learned from.
+    """Place in the order of a source's documents; the documents before it are learned from.
 
-    documents: number of whole documents before it.  tokens: of the next document before it; 0 between two documents.
+    documents: number of whole documents before the place.  tokens: number of the next document's tokens before the place; 0
+    between two documents.
     """
 
     documents: int
@@ -41,7 +42,7 @@ class Division:
 def divided(train: tuple[int, int], held_out: tuple[int, int], percent: float) -> Division | None:
     """Return the division that the hashes give; None if it is not about the wanted share.
 
-    train, held_out: tokens and documents by their hashes.  percent: wanted share of the tokens.
+    train, held_out: tokens and documents of the splits by the hashes.  percent: wanted share of the tokens.
     """
     wanted = (train[0] + held_out[0]) * percent / 100
     is_about = wanted <= TOLERANCE * held_out[0] <= TOLERANCE * TOLERANCE * wanted
@@ -51,8 +52,8 @@ def divided(train: tuple[int, int], held_out: tuple[int, int], percent: float) -
 def division(documents: Iterable[KeptDocument], total: int, percent: float, *, is_text: bool) -> Division:
     """Return the division that gives about the wanted share.
 
-    documents: of the source, first those to learn from by their hashes.  total: their tokens.  is_text: False for chats and
-    preferences, which are not cut.  Documents with one key are the same, so they stay together.
+    documents: documents of the source, first the ones to learn from by their hashes.  total: number of their tokens.
+    is_text: False for chats and preferences, which are not cut.  Documents with one key are the same, so they stay together.
     """
     held_out = max(1, round(total * percent / 100))
     start, before, number = total - held_out, 0, 0
@@ -87,7 +88,7 @@ class SourceDocuments:
 
 
 class WrittenDocument(NamedTuple):
-    """Document, or a part of one, as it is written.  tokens: with the end token."""
+    """Document, or a part of one, as it is written.  tokens: its tokens with the end token."""
 
     payload: bytes
     tokens: int
@@ -109,8 +110,9 @@ def documents_of(
 
 
 def _part(payload: bytes, text_bytes: int, tokens: int, tokenizer: TemplatedTokenizer, *, is_first: bool) -> WrittenDocument:
-    """Return the first or the second part of a text.  tokens: of the first part.  text_bytes: of the whole text, or 0.
+    """Return the first or the second part of a text.  tokens: number of tokens in the first part.
 
+    text_bytes: size of the whole text, or 0.
     A character whose tokens are in both parts counts in the first one.
     """
     stored = np.frombuffer(payload, np.dtype(tokenizer.dtype).newbyteorder("<"))
@@ -123,7 +125,7 @@ def _part(payload: bytes, text_bytes: int, tokens: int, tokenizer: TemplatedToke
 def shortage(manifest: CorpusManifest, percent: float, words: OptionWords) -> str:
     """Return a sentence if a corpus is too small for a run; empty if it is not.
 
-    Text is measured with the rows of a run file that does not say their length.
+    Text is measured with the default row length of a run file.
     """
     length = manifest.row_tokens - 1 if manifest.row_tokens else DataSection.model_fields["sequence_length"].default
     of = f"a row of {length} tokens" if manifest.row_tokens else f"a row of {length} tokens, as runs have by default"
@@ -138,7 +140,7 @@ def shortage(manifest: CorpusManifest, percent: float, words: OptionWords) -> st
         total = max(each.train.tokens + each.held_out.tokens for each in manifest.sources)
         needed = (
             100 * TOLERANCE * (length + 1) // total + 1
-        )  # as the part may be that much smaller than its share, or larger
+        )  # because the part may be that much smaller or larger than its share
         is_enough = percent < needed and total * (100 - TOLERANCE * needed) >= 100 * (length + 1)
         remedy += f", or {words.held_out} {needed}" if is_enough else ""
     held_out = sum(each.held_out.tokens for each in manifest.sources)

@@ -127,7 +127,7 @@ class DocumentEncoder:
             yield from found
 
     def _used(self, batch: RawBatch, tally: BuildTally, use: Callable[[RawRow], Used]) -> Iterator[Used]:
-        """Yield what `use` returns for each row; count all rows, and those that are left out."""
+        """Yield the result of `use` for each row; count all rows, and the rows that are left out."""
         for raw in batch.rows:
             if raw.form in (RowForm.JSON, RowForm.OBJECT) and not raw.content.strip():
                 continue
@@ -159,7 +159,7 @@ class DocumentEncoder:
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise _Rejected(LeftOut.UTF8, "it has half of a surrogate pair, which is no character; remove it") from error
+            raise _Rejected(LeftOut.UTF8, "it has half of a surrogate pair, which is not a character; remove it") from error
         if len(data) > MAX_DOCUMENT_BYTES:
             raise _Rejected(LeftOut.LONG, f"its text has more than {MAX_DOCUMENT_BYTES >> 20} MiB; split it")
         if identity is None and self._fields.identity and raw.form not in (RowForm.FILE, RowForm.PAGE):
@@ -200,7 +200,10 @@ class DocumentEncoder:
             yield self._document(batch.source, text.raw, text.identity, tokens.tobytes(), (len(tokens), text.text_bytes))
 
     def _given(self, source: int, raw: RawRow) -> EncodedDocument | None:
-        """Return a document whose tokens are given; its end token is added if it is missing.  None for another row."""
+        """Return a document whose tokens are given; its end token is added if it is missing.
+
+        None for a row of another kind.
+        """
         document = raw.content
         if not isinstance(document, Document) or document.tokens is None:
             return None
@@ -218,7 +221,8 @@ class DocumentEncoder:
             raise _Rejected(LeftOut.LONG, f"it has {len(tokens)} tokens; split it")
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._tokenizer.vocab:
             raise _Rejected(
-                LeftOut.TOKENS, f"it has tokens outside the tokenizer's {self._tokenizer.vocab}; name the right tokenizer"
+                LeftOut.TOKENS,
+                f"it has tokens outside the tokenizer's {self._tokenizer.vocab}; name the tokenizer that made them",
             )
         return tokens.astype(self._dtype, copy=False)
 
@@ -257,7 +261,7 @@ def field_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def plain_text(value: Any) -> str:
-    """Return a value as it stands in JSON, and a text without its quotes."""
+    """Return a value in its JSON form, or a text without quotes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -275,9 +279,9 @@ def _decoded(data: bytes) -> str:
 
 
 def _record(raw: RawRow, remedy: str) -> Mapping[str, Any]:
-    """Return the record of a row.  A field must not appear twice in one that is read as JSON.
+    """Return the record of a row.  A field must not appear twice in a record that is read as JSON.
 
-    remedy: for a row that is not JSON.
+    remedy: remedy for a row that is not JSON.
     """
     record = raw.content
     if isinstance(record, bytes):
@@ -311,12 +315,12 @@ def _text_of(record: Mapping[str, Any], fields: FieldSelection) -> str:
             raise _Rejected(LeftOut.FIELD, "it has no field at all")
         raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others}; {_remedy(record, fields.words)}")
     if not isinstance(text, str):
-        raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
+        raise _Rejected(LeftOut.FIELD, f"its field {name} is not a text")
     return text
 
 
 def _check_alone(record: Mapping[str, Any], text: str) -> None:
-    """Raise `_Rejected` for a file with one object that has a text, and a list of records with more text than that."""
+    """Raise `_Rejected` if the only object of a file has a list of records with more text than its own text."""
     for name, value in record.items():
         records = [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
         if sum(len(each) for one in records for each in one.values() if isinstance(each, str)) > len(text):
@@ -334,7 +338,7 @@ def _identity_of(record: Mapping[str, Any], name: str) -> bytes:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces, which end at the ends of lines, or else at a space."""
+    """Yield a text in pieces, which end at the ends of lines, or otherwise at a space."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         stop = start + PIECE_CHARACTERS

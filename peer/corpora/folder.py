@@ -50,8 +50,8 @@ def leaves_path(folder: Path, root: bytes) -> Path:
 class SplitWriter:
     """Writer of a split's stream of tokens.
 
-    folder: of the corpus.  shape: tokens of a block, and blocks of a shard.  token_bytes: of a token without its flags.
-    written: tokens that were added.
+    folder: folder of the corpus.  shape: tokens of a block, and blocks of a shard.  token_bytes: size of a token without its
+    flags.  written: number of tokens that were added.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int], token_bytes: int, *, has_flags: bool) -> None:
@@ -168,14 +168,14 @@ class FinishedCorpus:
             leaves = self._leaves(Hash(root))
             blocks = min(self.manifest.shard_blocks, self.manifest.blocks(split) - number)
             if len(leaves) != blocks or tree_root(leaves) != root:
-                raise self._damage(leaves_path(self.path, root), "its hashes are not those of the shard")
+                raise self._damage(leaves_path(self.path, root), "its hashes do not match the shard")
             path = shard_path(self.path, root)
             try:
                 with open_outside(path, self.path) as file:
                     for place, leaf in enumerate(leaves):
                         block = file.read(self.manifest.block(split, number).size)
                         if chunk_hash(block) != leaf:
-                            raise self._damage(path, f"block {place} does not have its hash")
+                            raise self._damage(path, f"block {place} does not match its hash")
                         yield block
                         number += 1
                     if file.read(1):
@@ -191,7 +191,7 @@ class FinishedCorpus:
         return tokens, np.frombuffer(block, np.uint8, offset=count * manifest.token_bytes)
 
     def documents(self, split: Split) -> Iterator[StoredDocument]:
-        """Yield the documents of a split in their order; a text without the end token, and chats without padding.
+        """Yield the documents of a split in their order, texts without the end token and chats without padding.
 
         Documents longer than the limit of a build are cut.
         """
@@ -246,7 +246,7 @@ class FinishedCorpus:
         return PeerError(f"{path} is damaged: {flaw}; {REMEDY}", ExitCode.INPUT)
 
     def verify(self, tell: Callable[[int], None] = lambda tokens: None) -> None:
-        """Read the whole corpus; raise `PeerError` for the first damage.  tell: called with the tokens that are checked."""
+        """Read the whole corpus; raise `PeerError` for the first damage.  tell: called with the number of checked tokens."""
         self._check_manifest()
         if self.manifest.tokenizer != bytes(HASH_BYTES):
             self._check_tokenizer()
@@ -281,7 +281,7 @@ def _document(parts: list[tuple[Tokens, npt.NDArray[np.uint8]]], *, is_text: boo
 
 
 def summaries(manifest: CorpusManifest) -> list[dict[str, Any]]:
-    """Return the counts of all splits.  share: of the corpus's training tokens, or of its held-out ones."""
+    """Return the counts of all splits.  share: fraction of the corpus's training tokens, or of its held-out tokens."""
     found = []
     for which in ("train", "held_out"):
         splits = [(source.name, getattr(source, which)) for source in manifest.sources]

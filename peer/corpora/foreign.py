@@ -46,10 +46,10 @@ def token_input(source: str, path: Path, end: int) -> BuildInput:
     }
     if path.suffix not in readers:
         raise PeerError(
-            f"{path} is no token file that can be imported; give Megatron's .bin, DataTrove's .ds, or a .npy file",
+            f"{path} is not a token file that can be imported; give Megatron's .bin, DataTrove's .ds, or a .npy file",
             ExitCode.INPUT,
         )
-    # Of a document that is left out by its length, the beginning, because workers get copies.
+    # A document that its length leaves out is cut here, because workers get copies.
     documents = (Document(tokens=tokens[: MAX_DOCUMENT_BYTES + 1]) for tokens in readers[path.suffix](path))
     return BuildInput(source, documents, path.name)
 
@@ -59,7 +59,7 @@ def _megatron(path: Path) -> Iterator[Tokens]:
     data = _mapped(index, np.dtype("u1"))
     head = len(MEGATRON_MAGIC) + struct.calcsize(MEGATRON_HEAD)
     if len(data) < head or data[: len(MEGATRON_MAGIC)].tobytes() != MEGATRON_MAGIC:
-        raise _broken(index, "it is no index of Megatron's")
+        raise _broken(index, "it is not an index of Megatron's")
     version, code, sequences, boundaries = struct.unpack(MEGATRON_HEAD, data[len(MEGATRON_MAGIC) : head].tobytes())
     if version != 1 or code not in MEGATRON_TYPES:
         raise _broken(index, f"it has version {version} and token type {code}, which are unknown")
@@ -85,7 +85,7 @@ def _megatron(path: Path) -> Iterator[Tokens]:
 
 
 def _pairs(column: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield each two successive numbers of a mapped column, of which only a part is in memory as objects."""
+    """Yield all pairs of successive numbers of a mapped column; only a part of them is in memory as objects."""
     for start in range(0, len(column) - 1, INDEX_DOCUMENTS):
         yield from pairwise(column[start : start + INDEX_DOCUMENTS + 1].tolist())
 
@@ -107,16 +107,16 @@ def _array(path: Path, end: int) -> Iterator[Tokens]:
     try:
         tokens = np.lib.format.open_memmap(path, mode="r")  # np.load would take archives and pickles as well
     except (OSError, ValueError, OverflowError, TypeError, SyntaxError, TokenError) as error:
-        raise _broken(path, f"it is no array ({error})") from error
+        raise _broken(path, f"it is not an array ({error})") from error
     if tokens.ndim == 2 and not tokens.shape[1]:
         raise _broken(path, "its rows have no tokens")
     if tokens.dtype.kind not in "iu" or tokens.ndim not in (1, 2):
-        raise _broken(path, f"it has {tokens.ndim} dimensions of {tokens.dtype}, and tokens are 1 or 2 of whole numbers")
+        raise _broken(path, f"it has {tokens.ndim} dimensions of {tokens.dtype}, not 1 or 2 of whole numbers")
     if tokens.ndim == 2:
         yield from tokens
         return
     held: list[Tokens] = []
-    most = MAX_DOCUMENT_BYTES  # a longer document is left out by its length
+    most = MAX_DOCUMENT_BYTES  # the length of a longer document leaves it out
     for start in range(0, len(tokens), STREAM_TOKENS):
         piece = np.array(tokens[start : start + STREAM_TOKENS])
         before = 0
@@ -133,7 +133,7 @@ def _mapped(path: Path, dtype: np.dtype[np.generic]) -> Tokens:
     check_file(path)
     size = path.stat().st_size
     if size % dtype.itemsize:
-        raise _broken(path, f"its size is no multiple of {dtype.itemsize} bytes")
+        raise _broken(path, f"its size is not a multiple of {dtype.itemsize} bytes")
     try:
         return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
     except OSError as error:

@@ -68,10 +68,10 @@ COUNTED = frozenset(Skipped) - {Skipped.OTHER_SPLIT, Skipped.ABOUT, Skipped.INSI
 UNMEASURED = frozenset({Skipped.FOLDER, Skipped.MISSING})
 """Reasons of links whose size is unknown, so that they count as much as all the rest of their input."""
 RECORDS = frozenset({Form.LINES, Form.ARRAY, Form.TABLE, Form.PARQUET, Form.ARROW})
-"""Forms of many records."""
+"""Forms of files with many records."""
 BINARY_FORMS = frozenset({Form.PARQUET, Form.ARROW})
 READ_AS = tuple(form.name.lower() for form in Form if form not in {*BINARY_FORMS, Form.SETTINGS})
-"""Names of the forms in which a person may have all files read that are text."""
+"""Names of the forms in which a person may have all text files read."""
 
 _BEGINNINGS: tuple[tuple[bytes, Form | Skipped], ...] = (
     (b"PAR1", Form.PARQUET),
@@ -171,9 +171,9 @@ def _is_page(ending: str, text: bytes) -> bool:
 class FileFacts(NamedTuple):
     """Facts about a file that decide in what form it is read.
 
-    form: by its content.  has_field: its beginning has the field of the text.  is_named: a person named the file itself.
-    is_about: it describes the data or their licence, by its name.  is_card: it begins as a data card.  split: "train" or
-    "other" if its path names a split of a data set; else "".
+    form: form that the content shows.  has_field: True if its beginning has the field of the text.  is_named: True if a
+    person named the file itself.  is_about: True if its name says that it describes the data or their licence.  is_card:
+    True if it begins as a data card.  split: "train" or "other" if its path names a split of a data set; else "".
     """
 
     form: Form | Skipped
@@ -188,8 +188,8 @@ class FileFacts(NamedTuple):
 class FolderTraits:
     """Traits of an input folder that decide about single files in it.
 
-    has_records: it has a file of records, besides those about the data, or a data card.  has_train: a file is named for
-    training: one of records, or a text beside a data card.  cards: paths of the folders in it that have a data card.
+    has_records: True if it has a data card, or a file of records that is not about the data.  has_train: True if a file of
+    records, or a text beside a data card, is named for training.  cards: paths of the folders in it that have a data card.
     size_bytes: total size of its files.
     """
 
@@ -213,7 +213,7 @@ class FolderTraits:
 def form_read(facts: FileFacts, traits: FolderTraits, kind: CorpusKind, read_as: str | None) -> Form | Skipped:
     """Return the form in which a file is read, or the reason for which it is passed over.
 
-    read_as: name of the form in which a person has all files read that are text.
+    read_as: name of the form in which a person wants all text files to be read.
     """
     form = facts.form
     if isinstance(form, Skipped):

@@ -36,7 +36,7 @@ from protocol.formatting import many, size
 from trainer.data.rows import Tokens
 
 UNNUMBERED = frozenset({Skipped.HIDDEN, Skipped.LEFT_OUT})
-"""Reasons of paths that the build does not open, and that change nothing about it."""
+"""Reasons for paths that the build does not open, and that do not change its result."""
 HUB = "hf:"
 """Beginning of the name of a data set of Hugging Face."""
 
@@ -86,11 +86,11 @@ def source_names(inputs: Iterable[BuildInput]) -> list[str]:
 
 
 class InputFile(NamedTuple):
-    """File of an input, or a whole input that is no file.
+    """File of an input, or a whole input that is not a file.
 
-    number: among the files of all inputs; -1 for one in `UNNUMBERED`, so that a new one changes no number.  place: of its
-    input among all.  folder: the one that a person named, in which it lies; None for a file that a person named itself.
-    skipped: set for a path in a folder that is hidden, left out or no file.
+    number: its number among the files of all inputs; -1 for a reason in `UNNUMBERED`, so that a new one changes no number.
+    place: number of its input among all inputs.  folder: named folder in which it lies; None if a person named the file
+    itself.  skipped: set for a path in a folder that is hidden, left out or not a file.
     """
 
     number: int
@@ -192,14 +192,14 @@ def is_read_with(folder: Path, path: Path) -> bool:
 
 @dataclass
 class FileGroup:
-    """Files that have something in common.  names: of the first files."""
+    """Number and size of files of one form or reason.  names: names of the first files."""
 
     files: int = 0
     bytes: int = 0
     names: list[str] = field(default_factory=list)
 
     def add(self, other: FileGroup) -> None:
-        """Add other files."""
+        """Add the files of another group."""
         self.files += other.files
         self.bytes += other.bytes
         self.names = [*self.names, *other.names][:MOST_NAMED]
@@ -207,9 +207,10 @@ class FileGroup:
 
 @dataclass(frozen=True)
 class InputsSurvey:
-    """Summary of the inputs.  fingerprint: hash of the files' names, sizes and times.  total_bytes: None if unknown.
+    """Summary of the inputs.  fingerprint: hash of the files' names, sizes and times.
 
-    traits: of the inputs, by place.  read: number of files by form.  skipped: files that are passed over, by reason.
+    total_bytes: their size; None if unknown.  traits: traits of the inputs, by place.  read: number of files by form.
+    skipped: files that are passed over, by reason.
     """
 
     fingerprint: str
@@ -220,7 +221,7 @@ class InputsSurvey:
     skipped: dict[Skipped, FileGroup]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is read and passed over, for JSON."""
+        """Return the files that are read and passed over, for JSON."""
         return {
             "read": {form.name.lower(): count for form, count in sorted(self.read.items())},
             "passed_over": {reason.name.lower(): vars(each) for reason, each in sorted(self.skipped.items())},
@@ -228,8 +229,9 @@ class InputsSurvey:
 
 
 def survey(inputs: Iterable[BuildInput], options: BuildOptions) -> InputsSurvey:
-    """Look at the beginnings of all files.  Raises `PeerError` for an input that cannot be read, or mostly not.
+    """Look at the beginnings of all files.
 
+    Raises `PeerError` for an input that cannot be read, or of which too much would be passed over.
     The traits of a folder are known only after its last file, so its files are counted by the facts about them.  Only data
     cards are looked for before.
     """
@@ -292,7 +294,7 @@ def _check_passed_over(name: str, formed: dict[Form | Skipped, FileGroup], optio
         return
     worst = min(unknown) if unknown else max(counted, key=lambda reason: counted[reason].bytes)
     files = sum(group.files for group in counted.values())
-    more = f" ({many(files - 1, 'more file')} would be, too)" if files > 1 else ""
+    more = f" ({many(files - 1, 'more file')} would also be passed over)" if files > 1 else ""
     reason, _, remedy = worst.value.partition("; ")
     remedy = f"{remedy}; or " if remedy else ""
     raise PeerError(

@@ -17,7 +17,7 @@ from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file, name
 MAX_DOCUMENT_BYTES = 64 << 20
 """Largest text of a document, in bytes of UTF-8."""
 MOST_NAMED = 20
-"""Number of rows that are named of those left out."""
+"""Largest number of left-out rows that are named."""
 BAD_AFTER_ROWS = 10_000
 """Number of rows from which the share of bad rows is compared with its limit before the end."""
 
@@ -40,7 +40,7 @@ class TokenFormat:
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
-            raise PeerError(f"there is no template {self.template}; take one of {', '.join(TEMPLATES)}", ExitCode.INPUT)
+            raise PeerError(f"there is no template {self.template}; use one of {', '.join(TEMPLATES)}", ExitCode.INPUT)
 
     def open(self) -> TemplatedTokenizer:
         """Return the tokenizer.  Raises `PeerError` for a file that cannot be used."""
@@ -97,8 +97,8 @@ class FieldSelection:
     least, most: limits on the characters of a text.  where: allowed values of fields, as texts.  most_rows: rows that are
     read of each input, from its beginning; None for all.  keep_repeated: True to keep documents with the text of another,
     all in one split; None to keep the first.  read_as: name of a `Form` in which every file of text is read; None for the
-    form of its content.  leave_out: patterns of files in folders that are left out.  words: for all options of the build,
-    in remedies.
+    form of its content.  leave_out: patterns of files in folders that are left out.  words: words for all options of the
+    build in remedies.
     """
 
     text: str = "text"
@@ -198,8 +198,8 @@ SUMS = ("rows", "documents", "tokens", "cut", "bytes", "bad_bytes")
 class BuildTally:
     """Counts of rows.
 
-    named: the first rows left out, bad ones apart.  cut: number of chats that were cut.  bytes, bad_bytes: of all rows, and
-    of bad ones, before they were parsed.
+    named: the first rows left out, bad ones apart.  cut: number of chats that were cut.  bytes, bad_bytes: sizes of all
+    rows, and of bad rows, before they were parsed.
     """
 
     rows: int = 0

@@ -1,7 +1,7 @@
 """A member's own data, in a run on the members' own data (`[data] source = "local"`).
 
-The data never leave the computer: the corpus is built below the run's folder from files that only this peer reads, it is on
-no shelf from which others fetch (`protocol.blobs.store`), and no message names its blocks.  The manifest fixes the tokenizer
+The data never leave the computer: the corpus is built below the run's folder from files that only this peer reads, it is in
+no store from which others fetch (`protocol.blobs.store`), and no message names its blocks.  The manifest fixes the tokenizer
 and the form of the rows.  The corpus is built at the start of the peer, and again when a file has changed.
 """
 
@@ -88,7 +88,7 @@ class OwnData:
             )
 
     def stop(self) -> None:
-        """Stop a build in progress; the next one goes on where it was."""
+        """Stop a build in progress; the next build continues where it stopped."""
         self._stopped.set()
 
     def forget(self) -> None:
@@ -133,7 +133,7 @@ class OwnData:
                 shutil.rmtree(path)
 
     def _tell(self, progress: BuildProgress) -> None:
-        """Note the progress; raises `PeerError` to stop the build."""
+        """Store the progress; raise `PeerError` to stop the build."""
         if self._stopped.is_set():
             raise PeerError("the build was stopped; join again to go on", ExitCode.RESOURCES)
         done = f"{100 * progress.done // max(1, progress.total)} %" if progress.total else size(progress.done)

@@ -30,7 +30,7 @@ RANGE_BYTES = 32 << 20
 MOST_RANGES = 1 << 11
 """Number of ranges at most; each of them opens every part."""
 ENTRY_BYTES = 1 << 6
-"""Bytes that a document takes at least when ranges are chosen, for its index entry."""
+"""Least size that a document counts when ranges are chosen, because of its index entry."""
 MOST_OPEN = 64
 """Number of parts that are open together."""
 HALF_BITS = 64
@@ -48,13 +48,13 @@ ENTRY = np.dtype(
         ("text_bytes", "<u4"),
     ]
 )
-"""Entry of an index.  high and low: halves of the hash.  offset and size: of the payload."""
+"""Entry of an index.  high and low: halves of the hash.  offset and size: place and size of the payload."""
 Entries = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True)
 class PartRecord:
-    """Line of the journal.  name: of the part's files; empty if its batches have no document.
+    """Line of the journal.  name: name of the part's files; empty if its batches have no document.
 
     groups: documents of each split, and the bytes of their payloads and entries.
     """
@@ -77,7 +77,7 @@ class PartRecord:
 
 
 class PartWriter:
-    """Collector of documents, which writes them as a part when they are enough."""
+    """Collector of documents, which writes them as a part when there are enough."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -146,7 +146,10 @@ class KeptDocument(NamedTuple):
 
 
 class HashRange(NamedTuple):
-    """Documents with hashes in a range, in the order of their hashes.  repeated: file and row of those left out."""
+    """Documents with hashes in a range, in the order of their hashes.
+
+    repeated: file and row of each repeated document that is left out.
+    """
 
     kept: list[KeptDocument]
     repeated: list[tuple[int, int]]

@@ -35,7 +35,7 @@ BATCH_ROWS = 4096
 MAX_LINE_BYTES = 2 * MAX_DOCUMENT_BYTES
 """Largest row."""
 MOST_BEGINNINGS = 512
-"""Most files of which the beginnings are read for a tokenizer."""
+"""Largest number of files whose beginnings are read to train a tokenizer."""
 MAX_COLUMNS = 1 << 14
 """Most values in a line of a table."""
 LONG_ROW = "it has more than {} MiB; split it"
@@ -142,9 +142,10 @@ def beginnings(
 
 
 def _rows(file: InputFile, options: BuildOptions, traits: FolderTraits, note: Note) -> Iterator[RawRow]:
-    """Yield the rows of a file; the last row has the flaw if the file breaks off, and the bytes that were not read.
+    """Yield the rows of a file; if the file breaks off, the last row has the flaw and the size of the unread bytes.
 
-    note: called with the bytes of the file that were read, of files of many rows.  Raises `PeerError` for one that was cut.
+    note: called with the number of bytes that were read, for files of many rows.  Raises `PeerError` for a file that was cut
+    short.
     """
     number = read = 0
 
@@ -158,7 +159,7 @@ def _rows(file: InputFile, options: BuildOptions, traits: FolderTraits, note: No
             yield RawRow(file.number, number, form, content, size)
     except BrokenFile as error:
         size = file.path.stat().st_size if file.path is not None else 0
-        # What was lost of a file that was cut is unknown; it counts as much as what is here.
+        # The size of the lost part is unknown; it counts as much as the part that is here.
         if isinstance(error, CutFile) and 100 * size > options.bad_percent * (traits.size_bytes + size):
             raise PeerError(
                 f"an unknown share of {file.name} is lost: {error}; or {options.fields.words.skipped}", ExitCode.INPUT
@@ -218,7 +219,7 @@ class OpenedFile:
         return chunks_of(self.file, self.note)
 
     def columns(self, names: list[str]) -> list[str] | None:
-        """Return the columns that the build reads; [] if the text's is missing, and None for all."""
+        """Return the columns that the build reads; [] if the column of the text is missing, and None for all."""
         if self.options.tokens.kind is not CorpusKind.TEXT:
             return None
         fields = self.options.fields
@@ -236,7 +237,7 @@ def _from_memory(documents: Iterable[Document]) -> Iterator[Content]:
 
 
 def _rows_of(parts: Iterable[bytes | int]) -> Iterator[Content]:
-    """Yield records in JSON; of those that are too long only the size is known."""
+    """Yield records of JSON; for a record that is too long, only its size is known."""
     for part in parts:
         if isinstance(part, int):
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), part
@@ -290,7 +291,7 @@ class _TableLines:
 
 
 def _from_table(opened: OpenedFile) -> Iterator[Content]:
-    """Yield the rows of a table with a header, with quotes as in RFC 4180.  After a row with a fault the next is read."""
+    """Yield the rows of a table with a header, with quotes as in RFC 4180.  A row with a fault does not end the reading."""
     head, _ = head_of(opened.file, HEAD_BYTES)
     if head.startswith((*UTF16, *UTF32)):
         called = "UTF-32" if head.startswith(UTF32) else "UTF-16"
@@ -310,7 +311,7 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
             yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), lines.size
         except csv.Error as error:
             taken = f", after {lines.count} lines" if lines.count > 1 else ""
-            yield RowForm.BROKEN, f"it is no row of a table ({error}{taken}); mend its quotes", lines.size
+            yield RowForm.BROKEN, f"it is not a row of a table ({error}{taken}); correct its quotes", lines.size
         else:
             if not row:
                 continue
@@ -321,7 +322,7 @@ def _from_table(opened: OpenedFile) -> Iterator[Content]:
                     raise BrokenFile(f"the column {twice!r:.40} appears twice in its header; rename one") from None
             elif len(row) != len(names):
                 values = many(len(row), "value")
-                yield RowForm.BROKEN, f"it has {values}, and the header {len(names)}; mend its quotes", lines.size
+                yield RowForm.BROKEN, f"it has {values}, and the header {len(names)}; correct its quotes", lines.size
             elif not _is_utf8(row):
                 yield RowForm.BROKEN, "it is not UTF-8 text; save the file as UTF-8", lines.size
             else:
@@ -336,7 +337,7 @@ def _is_utf8(row: list[str]) -> bool:
 
 
 def _delimiter(head: bytes) -> str:
-    """Return the delimiter of which the header has most outside quotes."""
+    """Return the delimiter that appears most often in the header, outside quotes."""
     header = re.sub(rb'"[^"]*"', b"", head.lstrip().partition(b"\n")[0])
     return max(",\t;|", key=lambda each: header.count(each.encode()))
 
@@ -346,7 +347,7 @@ def _delimiter(head: bytes) -> str:
 
 def _from_parquet(opened: OpenedFile) -> Iterator[Content]:
     parquet, arrow = _library(opened, "pyarrow.parquet"), _library(opened, "pyarrow")
-    with _broken(arrow, "it is no Parquet file that can be read"):
+    with _broken(arrow, "it is not a readable Parquet file"):
         file = parquet.ParquetFile(opened.file, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
     with file:
         columns = opened.columns(file.schema_arrow.names)
@@ -362,11 +363,11 @@ def _from_parquet(opened: OpenedFile) -> Iterator[Content]:
 
 
 def _from_arrow(opened: OpenedFile) -> Iterator[Content]:
-    """Yield the records of a file or a stream of Arrow.  A batch is in memory whole."""
+    """Yield the records of a file or a stream of Arrow.  A whole batch is in memory."""
     arrow, ipc = _library(opened, "pyarrow"), _library(opened, "pyarrow.ipc")
     is_file = opened.file.read(6) == b"ARROW1"
     opened.file.seek(0)
-    with _broken(arrow, "it is no Arrow file that can be read"):
+    with _broken(arrow, "it is not a readable Arrow file"):
         file = ipc.open_file(opened.file) if is_file else ipc.open_stream(opened.file)
     names = file.schema.names
     columns = opened.columns(names)
@@ -424,7 +425,8 @@ def _records(rows: Any) -> Iterator[Content]:
 def _record_bytes(rows: Any) -> int:
     """Return roughly the memory that some rows of a file with columns take as records.
 
-    It may be a billion times their own: entries of a list that repeat a long text, or that are null, take next to none.
+    It may be a billion times their size in the file, in which entries of a list that repeat a long text, or that are null,
+    take almost no space.
     """
     return sum(_value_bytes(column) for column in rows.columns)
 

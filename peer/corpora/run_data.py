@@ -57,7 +57,7 @@ MEMBERS_WORDS = replace(
 )
 """Words for the data of a member, who cannot change the run file."""
 HELD_OUT_PERCENT, MOST_HELD_OUT = 5, 50
-"""Share of the documents that is held out where a run file does not say it, and the largest one."""
+"""Percentage of the documents that is held out if a run file does not set it, and the largest one."""
 NOUNS = {CorpusKind.TEXT: "documents", CorpusKind.CHAT: "chats", CorpusKind.PREFERENCE: "preferences"}
 
 
@@ -83,7 +83,7 @@ class NamedInput:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the corpus that it is; None for data that must be built."""
+        """Folder of the input if it is a corpus; None for data from which a corpus must be built."""
         is_corpus = isinstance(self.origin, Path) and (self.origin / MANIFEST).is_file()
         return self.origin if is_corpus and isinstance(self.origin, Path) else None
 
@@ -102,7 +102,7 @@ class RunData:
     """Corpora of a run, in the order of `data.corpora`.
 
     section: fields of the data section.  remarks: subject and text of facts for a person, about corpora built here.
-    flaws: mistakes in the data section, each in a sentence; only stand-ins have any.
+    flaws: mistakes in the data section, each in a sentence; empty unless a corpus is a stand-in.
     """
 
     folders: tuple[Path, ...]
@@ -117,7 +117,7 @@ class RunData:
 
     @property
     def places(self) -> TrainerPlaces:
-        """Places of the corpora for a trainer that reads them where they lie."""
+        """Places of the corpora for a trainer that reads them in their folders."""
         files = {f"{CORPORA}{number}": folder / MANIFEST for number, folder in enumerate(self.folders)}
         return TrainerPlaces(files, [folder / SHARDS for folder in self.folders])
 
@@ -139,7 +139,7 @@ class RunData:
             )
 
     def link(self, run_folder: Path) -> None:
-        """Make the corpora known to the organiser's peer, which serves their blocks from where they lie."""
+        """Make the corpora known to the organiser's peer, which serves their blocks from their folders."""
         for number, folder in enumerate(self.folders):
             link_corpus(run_folder, number, folder)
 
@@ -175,7 +175,7 @@ def names_corpora(section: Any) -> bool:
 def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
     """Return the tokenizer of the corpora that a data section names, and its end token; None if there is none."""
     named: Sequence[NamedInput] = ()
-    with suppress(PeerError):  # told with the other mistakes of the section
+    with suppress(PeerError):  # reported with the other mistakes of the section
         named = _inputs(section, beside) if names_corpora(section) else []
     for folder in (each.folder for each in named if each.folder is not None):
         if (folder / TOKENIZER).is_file():
@@ -184,7 +184,10 @@ def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
 
 
 def token_format(section: Mapping[str, Any], tokenizer: Path | None, facts: Mapping[str, Any]) -> TokenFormat:
-    """Return the form of the tokens in a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
+    """Return the form of the tokens in a run's corpora.  tokenizer: None for bytes.
+
+    facts: fields of the tokenizer section.
+    """
     kind = CorpusKind.TEXT
     with suppress(ValueError):  # a wrong format, which the run file's check reports
         kind = CorpusKind(section.get("format", "text"))
@@ -219,7 +222,7 @@ def run_data(
 
 
 SKETCHED_ROWS = 1 << 20
-"""Rows of a source that is not built yet."""
+"""Assumed number of rows of a source that is not built yet."""
 
 
 def sketched_data(
@@ -227,7 +230,7 @@ def sketched_data(
 ) -> RunData:
     """Return the corpora of a data section with stand-ins for those that `run_data` would build.  Raises `PeerError`.
 
-    A person hears what has to be corrected in the section before a corpus is built, which may take hours.
+    Mistakes in the section are reported before a corpus is built, which may take hours.
     """
     flaws = list(_option_flaws(section))
     try:
@@ -249,8 +252,8 @@ def _fields(
 ) -> dict[str, Any]:
     """Return the fields of the data section in a run's manifest.
 
-    corpora: those of `_folders`, then the one that is built, if it is; a stand-in is named for one that is not built yet.
-    counts: True to count the tokens to learn from in chats and preferences, whose flags are read for that.
+    corpora: corpora in `_folders`, then the corpus that is built here, if any; a stand-in replaces a corpus that is not
+    built yet.  counts: True to count the tokens to learn from in chats and preferences, whose flags are read for that.
     """
     folders, files = _folders(inputs), [file_section(each.raw).model_dump() for each in corpora]
     sources: dict[str, dict[str, Any]] = {}
@@ -374,7 +377,7 @@ def _option_flaws(section: Mapping[str, Any]) -> Iterator[str]:
         if name in section and not is_right(section[name]):
             yield f"[data] {name} is {shortened(section[name])}; it must be {rule}"
     if section.get("keep_repeated") is True and section.get("id"):
-        yield "[data] id names documents that are the same; remove it, or keep_repeated"
+        yield "[data] id says which documents are the same, so keep_repeated is not allowed; remove id or keep_repeated"
 
 
 def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
@@ -445,7 +448,7 @@ def counted_tokens(corpus: FinishedCorpus, name: str) -> int:
 
 
 def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
-    """Return a name for the corpus of these inputs, which changes whenever a file of theirs or their reading does."""
+    """Return a name for the corpus of these inputs, which changes if a file of theirs or the way of reading changes."""
     described = {**options.described(), "reading": READING}
     digest = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16)
     digest.update(options.tokens.content() or b"bytes")
@@ -461,7 +464,7 @@ def _key(inputs: Sequence[NamedInput], options: BuildOptions) -> str:
 
 
 def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the sources of an input with their rows: the one that it names, or all of a corpus."""
+    """Return the sources of an input with their rows: the source that it names, or all sources of a corpus."""
     length, is_local = _length(section), section.get("source") == "local"
     remedy = "give a larger folder with --data" if is_local else "make data.sequence_length smaller, or give more data"
     name = given.name if given.folder is not None else given.source
@@ -479,7 +482,7 @@ def _rows(given: NamedInput, manifest: CorpusManifest, section: Mapping[str, Any
 
 
 def _weighted(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return sources with weights: those that were given, or else weights in proportion to their rows."""
+    """Return sources with weights: the given ones, or otherwise weights in proportion to their rows."""
     most = max(source["rows"] for source in sources)
     scale = 1 if len(sources) == 1 else MAX_WEIGHT
     return [{"weight": max(1, source["rows"] * scale // most), **source} for source in sources]
@@ -493,7 +496,7 @@ def _phases(said: Any, names: Sequence[str]) -> list[dict[str, Any]]:
         place = f"in entry {number} of data.phases"
         flaw = ""
         if not isinstance(weights, Mapping):
-            flaw = f"weights {place} must be {{ SOURCE = WEIGHT }}, and the sources are {', '.join(names)}; correct it"
+            flaw = f"weights {place} must be {{ SOURCE = WEIGHT }}, and the sources are {', '.join(names)}; correct them"
         elif unknown := sorted(set(weights) - set(names)):
             flaw = f"weights {place} names {unknown[0]!r:.60}, and the sources are {', '.join(names)}; correct the name"
         elif wrong := [name for name, weight in weights.items() if not _is_weight(weight)]:

@@ -19,7 +19,7 @@ from peer.errors import ExitCode, PeerError
 from trainer.data.tokenizer_json import TURN_BEGIN, TURN_END, LibraryError, trained
 
 SAMPLE_BYTES = 32 << 20
-"""Bytes of the sample, roughly: the vocabularies of larger ones hardly differ, and training takes seconds."""
+"""Approximate size of the sample in bytes: larger samples give almost the same vocabulary, and training takes seconds."""
 SIZES = ((10 << 20, 1 << 12), (100 << 20, 1 << 13), (1 << 30, 1 << 14))
 """Numbers of tokens for inputs of fewer bytes; `LARGEST` for all others."""
 LARGEST = 1 << 15
@@ -95,7 +95,7 @@ def _nothing(tally: BuildTally, options: BuildOptions) -> PeerError:
 
 
 def tokens_for(total_bytes: int | None) -> int:
-    """Return the number of tokens for inputs of this size; None if it is unknown, as of a data set that is streamed."""
+    """Return the number of tokens for inputs of this size; None if it is unknown, as for a streamed data set."""
     if total_bytes is None:
         return LARGEST
     return next((tokens for limit, tokens in SIZES if total_bytes < limit), LARGEST)

@@ -40,7 +40,7 @@ Take = Callable[[WorkerReply], None]
 
 
 class LocalPool:
-    """Single worker, in this process.  Tokenizers still use the threads that their library likes."""
+    """Single worker, in this process.  Tokenizers still use the threads that their library chooses."""
 
     def __init__(self, options: BuildOptions, folder: Path, take: Take) -> None:
         self._encoder, self._parts, self._take = DocumentEncoder(options), PartWriter(folder), take
@@ -67,7 +67,7 @@ class ProcessPool:
         self._owed = dict.fromkeys(self._processes, 0)
 
     def put(self, batch: RawBatch) -> None:
-        """Give a batch to a free worker; waits for one.  Raises the error of any worker."""
+        """Give a batch to a free worker; wait until there is one.  Raises the error of any worker."""
         while all(self._owed.values()):
             self._receive()
         self._send(min(self._owed, key=self._owed.__getitem__), batch)
@@ -94,7 +94,7 @@ class ProcessPool:
         self._owed[connection] += 1
 
     def _receive(self) -> None:
-        """Take the replies that are there; waits for one."""
+        """Take the replies that have arrived; wait for at least one."""
         for connection in wait([each for each, count in self._owed.items() if count]):
             assert isinstance(connection, Connection)
             try:

@@ -40,7 +40,7 @@ def full_disk(error: BaseException) -> Rest | None:
 class Away:
     """Decision on the time to join again.
 
-    state: returns the run's folder, the bytes of a state (0 while unknown), and those of the files in place of memory.
+    state: returns the run's folder, the bytes of a state (0 while unknown), and the bytes of the files in place of memory.
     """
 
     def __init__(self, quota: MonthlyQuota, room: DiskRoom, state: Callable[[], tuple[Path, int, int]]) -> None:

@@ -67,7 +67,7 @@ def problem_of(error: BaseException, folder: Path) -> PeerError:
     singles = list(_singles(error))
     for single in sorted(singles, key=lambda single: not isinstance(single, PeerError)):
         if isinstance(single, StoreFailed):
-            return PeerError(f"{single}; nothing is lost: then start the peer again", ExitCode.RESOURCES)
+            return PeerError(f"{single}; then start the peer again; nothing is lost", ExitCode.RESOURCES)
         if (known := known_problem(single)) is not None:
             return known
     path = folder / CRASH_LOG
@@ -193,7 +193,7 @@ class Daemon:
     async def _obey_signals(self, signals: AsyncIterator[int]) -> None:
         """Leave gracefully on the first signal, at once on each further one."""
         async for _ in signals:
-            self.notice("info", "leaving; once more leaves at once")
+            self.notice("info", "leaving; a second request to leave ends the peer at once")
             self.leave()
             break
         async for _ in signals:
@@ -263,8 +263,9 @@ class Daemon:
         return {"month": month, **self._settings.live.as_map()}
 
     async def change(self, name: str, text: str | None, keep: bool) -> str | None:
-        """Change a setting.  text: None for the default.  keep: also write it to peer.toml, if there is such a file.
+        """Change a setting.  text: new value; None for the default.
 
+        keep: also write it to peer.toml, if there is such a file.
         Return the path of the written file, None if nothing was written.  If it raises PeerError or OSError, nothing has
         changed.
         """
@@ -286,7 +287,10 @@ class Daemon:
             self.part.apply()
 
     async def history(self, view: Callable[[RunHistory], T]) -> T:
-        """Return what `view` makes of the run's history, in a thread.  Raises `ControlError` while the run is unknown."""
+        """Return the result of `view` for the run's history, computed in a thread.
+
+        Raises `ControlError` while the run is unknown.
+        """
         found = await self._history.read(view)
         if found is None:
             raise ControlError("the peer is still fetching the run's manifest; there is no history yet")

@@ -222,7 +222,7 @@ class Participation:
         folders = dict.fromkeys([*map(Path, now.corpus or ()), *(link.resolve() for link in links)])
         networks, signed = tuple(map(ip_network, now.mirror_networks or ())), self.choice.signed
         cache = default_block_cache(self._room, self._folder) if now.block_cache is None else now.block_cache
-        if now.max_disk is not None:  # the limit leaves so much beside the run's states
+        if now.max_disk is not None:  # the space that the limit leaves beside the run's states
             states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
             cache = min(cache, max(0, now.max_disk - states - self.scratch_bytes - MARGIN_BYTES))
         return CorpusSettings(tuple(folders), self._folder / BLOCKS, cache, now.keep_blocks, networks)

@@ -115,10 +115,13 @@ class Controls:
         return self._peer.settings()
 
     async def _set(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Change a setting.  value: None for the default.  keep: also write peer.toml, if there is one, for later starts."""
+        """Change a setting.  value: new value; None for the default.
+
+        keep: also write peer.toml, if there is one, for later starts.
+        """
         name, value, keep = fields.get("name"), fields.get("value"), fields.get("keep", False)
         if not isinstance(name, str) or not (value is None or isinstance(value, str)) or not isinstance(keep, bool):
-            raise ControlError("a change has the name of a setting, and a value as `peer config` takes it")
+            raise ControlError("a change needs the name of a setting, and a value that `peer config` accepts")
         if value is not None and len(value) > MAX_VALUE_CHARACTERS:
             raise ControlError(f"a value has at most {MAX_VALUE_CHARACTERS} characters")
         try:
@@ -181,7 +184,7 @@ class Controls:
     async def _publish_tasks(self, fields: dict[str, Any]) -> dict[str, Any]:
         desk, file, name, count = self._desk(), fields.get("file"), fields.get("name"), _count(fields)
         if not isinstance(file, str) or not GIVEN.fullmatch(file):
-            raise ControlError("a file to publish lies in the run's folder of tasks; use `peer tasks publish FILE`")
+            raise ControlError("a file to publish must be in the run's folder of tasks; use `peer tasks publish FILE`")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ControlError("a set's name has 1 to 64 plain characters; give another one with --name")
         body = await desk.publish(desk.folder / file, name, count)
@@ -209,7 +212,7 @@ class Controls:
 
 
 async def _refusing(command: Command, fields: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request; raise the sentence of a refusal as a `ControlError`."""
+    """Answer a request; raise a refusal as a `ControlError` with its sentence."""
     try:
         return await command(fields)
     except (CannotAmend, CannotExtend, NotNow, PeerError) as error:

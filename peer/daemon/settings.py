@@ -79,8 +79,9 @@ class RunChoice:
 class LeaveConditions:
     """Conditions under which a peer leaves by itself.
 
-    rounds: after this many committed rounds; None for no such limit.  until_end: when the run has ended.  until_eof: when
-    standard input has ended.  ignore_closed_output: go on although standard output has no reader any more.
+    rounds: leave after this many committed rounds; None for no such limit.  until_end: leave when the run has ended.
+    until_eof: leave when standard input has ended.  ignore_closed_output: continue although standard output has no reader
+    any more.
     """
 
     rounds: int | None = None

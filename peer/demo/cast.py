@@ -29,7 +29,10 @@ class Cheat(str, Enum):
 
 @dataclass(frozen=True)
 class DemoPart:
-    """Part of one peer of a demo.  name: of the peer and its folder.  cheat: way of cheating; None for an honest peer."""
+    """Part of one peer of a demo.  name: name of the peer and of its folder.
+
+    cheat: way of cheating; None for an honest peer.
+    """
 
     name: str
     role: Role
@@ -148,7 +151,10 @@ REPORT = "which must never happen; please report it with the logs (--keep)"
 
 @dataclass
 class _Told:
-    """Reports of one peer.  digests, evals: by number of rounds.  up_bytes: bytes sent in each round's exchange."""
+    """Reports of one peer.  digests, evals: digests of states and held-out losses, by number of rounds.
+
+    up_bytes: bytes sent in each round's exchange.
+    """
 
     peer: str = ""
     committed: int = 0

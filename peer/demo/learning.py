@@ -44,7 +44,7 @@ from trainer.rl.rating import Rater, Sampling
 
 @dataclass(frozen=True)
 class MeasuredState:
-    """Answers of one state.  rounds: rounds before the state.  scores: mean by problem.  rollouts: number of answers.
+    """Answers of one state.  rounds: rounds before the state.  scores: mean score by problem.  rollouts: number of answers.
 
     prompt, answer, score: an answer to show; texts of a model or a stranger, with any characters, and 0 to 1.
     """
@@ -197,7 +197,7 @@ class Learning:
         return f"{self._version_words()}, reward {number(self.rewards[-1])} {curve} {self._batches()}, {duration(seconds)}"
 
     def _version_words(self) -> str:
-        """Return the number of the newest version, and of how many; more than asked for come while a cheat is at large."""
+        """Return the number of the newest version, beside the planned number of versions unless it is larger."""
         made = len(self._rewards)
         return f"version {made} of {self._versions}" if made <= self._versions else f"version {made}"
 
@@ -355,7 +355,7 @@ class Examiner:
         self._sampling = Sampling(SAMPLES, rl.max_tokens, rl.temperature)
 
     def measure(self, rounds: int, theta: F32) -> MeasuredState:
-        """Let the parameters `theta` (n), the state after `rounds` rounds, answer.  Raises SandboxUnavailable.
+        """Let the model answer with the parameters `theta` (n), the state after `rounds` rounds.  Raises SandboxUnavailable.
 
         The answer to show is the first to a problem of median length.
         """

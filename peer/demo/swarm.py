@@ -314,7 +314,7 @@ class Demo:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The demo on the terminal: a line with each peer's activity, redrawn; or only the news, if the terminal cannot redraw.
+# The demo on the terminal: a line with each peer's activity, redrawn; or only new sentences, if the terminal cannot redraw.
 
 
 class Screen:

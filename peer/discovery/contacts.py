@@ -127,7 +127,10 @@ DIAL_BACK_S = 4.0
 
 @dataclass(frozen=True)
 class Known:
-    """Known addresses.  listening: own ones.  here: own ones that others reached.  there: other peers', which we reached."""
+    """Known addresses.  listening: all own addresses.  here: own addresses that others reached.
+
+    there: addresses of other peers that we reached.
+    """
 
     listening: list[str] = field(default_factory=list)
     here: list[str] = field(default_factory=list)

@@ -78,7 +78,7 @@ class Sighting:
 
 
 def sighting_of(peer: str, addresses: list[Any]) -> Sighting | None:
-    """Return the sighting of `peer` with its permitted `addresses`; None if `peer` is no peer ID or no address is left."""
+    """Return the sighting of `peer` with its permitted `addresses`; None if it is not a peer ID or no address is left."""
     good = [
         address
         for address in addresses[:MAX_ADDRESSES]

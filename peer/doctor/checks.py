@@ -66,7 +66,7 @@ class CheckResult(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check.  value: the finding.  limit: compared with it; empty if there is none.  remedy: empty if all is well."""
+    """One check.  value: the finding.  limit: limit on it; empty if there is none.  remedy: empty if all is well."""
 
     name: str
     verdict: CheckResult
@@ -85,7 +85,7 @@ def ok(name: str, value: str, limit: str = "") -> Check:
 
 
 def flawed(name: str, verdict: CheckResult, sentence: str, remedy: str = "", limit: str = "") -> Check:
-    """Return a check from a sentence, whose remedy stands behind a semicolon.  remedy: of a sentence that has none."""
+    """Return a check from a sentence, whose remedy follows a semicolon.  remedy: remedy for a sentence without one."""
     value, _, own = sentence.partition("; ")
     return Check(name, verdict, value, limit, own or remedy)
 
@@ -277,11 +277,11 @@ def _gpu_name() -> tuple[str, str]:
         return "unnamed", f"unknown ({error})"
 
 
-SET_CLOCK = "set this computer's clock, by which invitations expire"
+SET_CLOCK = "set this computer's clock, which decides when invitations expire"
 
 
 def clock(now: float | None = None) -> Check:
-    """Check the clock: invitations expire by it; nothing in a round depends on it."""
+    """Check the clock, which decides when invitations expire; nothing in a round depends on it."""
     now = time.time() if now is None else now
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < EARLIEST:

@@ -42,7 +42,8 @@ WITHOUT = "join with --data FOLDER, or name it with `peer config data FOLDER`; w
 class CorporaHere:
     """Corpora of a run, as far as their descriptions are on this computer.
 
-    missing: a block that is not here; None if all are here.  here_bytes, whole_bytes: of the blocks.
+    missing: a block that is not here; None if all are here.  here_bytes, whole_bytes: size of the blocks that are here, and
+    of all blocks.
     """
 
     shards: Shards

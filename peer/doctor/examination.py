@@ -139,7 +139,10 @@ KEPT_S = 7 * 86_400.0
 
 
 async def training(folder: Path, *, anew: bool) -> tuple[Check, MeasuredPace | None]:
-    """Return the training speed, measured with the demo's model in a real trainer.  anew: measure, even if one is kept."""
+    """Return the training speed, measured with the demo's model in a real trainer.
+
+    anew: measure even if a stored result exists.
+    """
     pace = None if anew else kept_pace(folder)
     demo = demo_manifest().manifest
     if pace is not None and time.time() - pace.at < KEPT_S:
@@ -148,7 +151,7 @@ async def training(folder: Path, *, anew: bool) -> tuple[Check, MeasuredPace | N
     try:
         speed = await measure_training()
     except PeerError as error:
-        remedy = "look into trainer.log, or run `peer bench --only training --debug`"
+        remedy = "read trainer.log, or run `peer bench --only training --debug`"
         return Check("training", CheckResult.FAIL, error.text, "", remedy), None
     pace = keep_pace(folder, speed.tokens_per_s, speed.parameters, "`peer doctor`")
     where = speed.device if speed.device != "cpu" else many(speed.threads, "thread")
@@ -177,7 +180,7 @@ class Examination:
     """The whole examination.
 
     word: names the run; None for the run of the running peer, else the demo's.  on_begin: called with the name of
-    each check.  anew: measure again, even if a figure is kept.  local: meet only peers on this computer.
+    each check.  anew: measure again, even if a stored result exists.  local: meet only peers on this computer.
     """
 
     def __init__(

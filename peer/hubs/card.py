@@ -1,7 +1,7 @@
 """Model card of a pushed state: README.md with YAML front matter, as hubs show it.
 
 The organiser of the run chose its name, description, licence and home page.  In the front matter they are quoted strings; in
-the text all their punctuation is escaped, so that they are neither links, headings, HTML nor formulas.
+the text all their punctuation is escaped, so that they become neither links, headings, HTML nor formulas.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ LICENCES = frozenset(
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts of a card besides the run's own.  tokens: of all members.  held_out: of this state; None if unknown.
+    """Facts of a card besides the run's own.  tokens: number of tokens of all members.
 
+    held_out: held-out loss of this state; None if unknown.
     dtype: "bf16" or "fp32".  tokenizer: True if the folder has one.
     """
 
@@ -68,7 +69,7 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
     ]
     description = escaped(about.description)
     word = plain(about.licence, 64).lower().replace(" ", "-")
-    name = re.sub(r"[^a-z0-9.-]+", "-", word).strip("-.")  # the few characters that hubs take
+    name = re.sub(r"[^a-z0-9.-]+", "-", word).strip("-.")  # the few characters that hubs accept
     licence = [f"license: {json.dumps(word)}"] if word in LICENCES else ["license: other"] if word else []
     if name and word not in LICENCES:
         licence.append(f"license_name: {json.dumps(name)}")

@@ -44,7 +44,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PushOptions:
-    """Options of pushes.  every: rounds; None for one push.  attempts: for a push, None without bound."""
+    """Options of pushes.  every: number of rounds between pushes; None for one push.
+
+    attempts: largest number of attempts of a push; None for no limit.
+    """
 
     dtype: str
     every: int | None
@@ -95,7 +98,7 @@ class Pusher:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from the folder, and remove what killed ones left there."""
+        """Lock the folder against other processes, and remove the files that killed ones left there."""
         make_private(self._place)
         try:
             with FileLock(self._place / LOCK, timeout=0):
@@ -108,18 +111,18 @@ class Pusher:
             ) from error
 
     def _exported(self) -> bool:
-        """Export the newest state; return False if it has to be waited for."""
+        """Export the newest state; return False if it is not available yet."""
         try:
             export(self._signed, self._data, self._model, self._options.dtype, None)
         except PeerError as error:
             if self._options.every is None or error.exit_code is not ExitCode.INPUT:
                 raise
-            self._tell_once(f"{error.text}; it is tried again")  # its last result may be on its way
+            self._tell_once(f"{error.text}; the export is tried again")  # its last result may be on its way
             return False
         return True
 
     def _patiently(self, attempt: Callable[[], int]) -> int:
-        """Return the result of `attempt`, which is repeated while the hub is busy or away."""
+        """Return the result of `attempt`; repeat it while the hub is busy or cannot be reached."""
         backoff, attempts = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S), 0
         while True:
             try:
@@ -127,13 +130,13 @@ class Pusher:
             except HubBusy as error:
                 attempts += 1
                 if attempts == self._options.attempts:
-                    raise PeerError(f"{error.text}; run it again later, and it goes on where it stopped") from error
-                self._tell_once(f"{error.text}; it is tried again")
+                    raise PeerError(f"{error.text}; run the command again later; it continues where it stopped") from error
+                self._tell_once(f"{error.text}; the push is tried again")
                 wait_s = backoff.failed() * random.uniform(0.75, 1.25)
                 time.sleep(wait_s if error.wait_s is None else error.wait_s)
 
     def _tell_once(self, text: str) -> None:
-        """Tell a reason for a delay, unless it is the one that was told last."""
+        """Report the reason for a delay, unless it was the last one reported."""
         if text != self._told:
             self._tell(text)
         self._told = text

@@ -133,7 +133,7 @@ class HubRepository:
             raise self._explanation(error) from None
 
     def _explanation(self, error: Exception) -> Exception:
-        """Return the error for the person.  The client raises errors of many kinds where an answer is none of a hub."""
+        """Return the error for the person.  The client raises errors of many kinds if an answer is not from a hub."""
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -146,12 +146,12 @@ class HubRepository:
                     return self._refusal(each.response)
                 case httpx2.HTTPError():
                     said = f"{self._host} cannot be reached ({type(each).__name__})"
-                    return HubBusy(f"{said}; look at your connection")
+                    return HubBusy(f"{said}; check your network connection")
                 case OSError():
-                    return each  # of a file of ours
+                    return each  # of a file on this computer
             each = each.__cause__
         said = self._without_token(str(error))
-        return PeerError(f"{self._host} does not answer as a hub ({type(error).__name__}: {said}); look at {ENDPOINT}")
+        return PeerError(f"{self._host} does not answer as a hub ({type(error).__name__}: {said}); check {ENDPOINT}")
 
     def _refusal(self, response: Any) -> PeerError:
         code = response.status_code
@@ -164,7 +164,9 @@ class HubRepository:
             )
         if code in CHANGED:
             return HubBusy(f"{self.name} was changed by somebody else meanwhile ({code}); nobody else should push to it")
-        return PeerError(f"{self._host} did not take it ({code}{': ' * bool(said)}{said}); look at {self.name} in a browser")
+        return PeerError(
+            f"{self._host} refused the push ({code}{': ' * bool(said)}{said}); look at {self.name} in a browser"
+        )
 
     def _without_token(self, text: str) -> str:
         """Return the beginning of a text that may be the hub's."""
@@ -225,7 +227,7 @@ def _client_of(endpoint: str, token: str) -> HfApi:
                     wait_s = float(limit.reset_in_seconds)
                 raise HubBusy(f"{request.url.host} is busy ({response.status_code})", wait_s)
             headers = response.headers
-            headers.pop("Content-Encoding", None)  # it is decoded, so that the limit counts what becomes of it
+            headers.pop("Content-Encoding", None)  # the content is decoded, so that the limit counts decoded bytes
             return httpx2.Response(response.status_code, headers=headers, content=body, request=response.request)
 
     utils.logging.set_verbosity_error()

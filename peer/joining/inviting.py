@@ -26,7 +26,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
 UNREACHED = (
-    "nobody has reached this peer yet at the addresses of the invitation; when guests cannot reach it either, let "
+    "nobody has reached this peer yet at the addresses of the invitation; if guests cannot reach it either, let "
     "its port in at your router and firewall, or name an address that they can reach with --address"
 )
 REMEMBERED = (
@@ -99,7 +99,7 @@ def invite_command(run: Hash, data: Path) -> str:
 
 
 def token_for_friends(organiser: Identity, run: Hash, key: Identity, wall_now: float) -> bytes:
-    """Return a bearer token with the usual uses and expiry.  key: made for it.  wall_now: unix seconds."""
+    """Return a bearer token with the usual uses and expiry.  key: key that was made for it.  wall_now: unix seconds."""
     return bearer_token(organiser, run, key, expires=int(wall_now) + INVITED_DAYS * DAY_S)
 
 

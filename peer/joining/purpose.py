@@ -32,7 +32,7 @@ MOST_TOKENS_PER_S = 50_000.0
 class Speed:
     """Pace of a whole run, in tokens that the loss counts.
 
-    of: the source of the number, as a phrase.  trains_only: exchanges take further time.
+    of: the source of the number, as a phrase.  trains_only: True if exchanges take further time.
     """
 
     tokens_per_s: float
@@ -100,7 +100,7 @@ def about_lines(manifest: RunManifest) -> list[tuple[str, str]]:
 
 
 def about_sentence(manifest: RunManifest) -> str:
-    """Return the same in one sentence."""
+    """Return the statements of `about_lines` in one sentence."""
     (_, name), *said = about_lines(manifest)
     return f"run {name}" + "".join(f"; {subject}: {text}" for subject, text in said)
 
@@ -135,7 +135,7 @@ def purpose_lines(manifest: RunManifest, speed: Speed | None = None, me: str = "
 
 
 def purpose_sentence(manifest: RunManifest) -> str:
-    """Return the same facts in one sentence, without the duration."""
+    """Return the statements of `purpose_lines` in one sentence, without the duration."""
     return (
         f"this run trains {_trains(manifest)} on {_reads(manifest)}; rate {_rate(manifest)}; it ends after "
         f"{ends_after(manifest)}; organised by {short(manifest.organiser)}"
@@ -180,7 +180,7 @@ ESTIMATED = "one member, home lines"
 
 
 def _ended_by_data(manifest: RunManifest) -> str:
-    """Say that a run reads its data no more often, and what of its total it does not reach."""
+    """Return a clause about the data that end a run, and about the total that the run then does not reach."""
     goal, end = manifest.goal, manifest.ending_data
     by = f"when its data have been read {times_limit(manifest.data.epochs)} (data.epochs)"
     if end is None or (goal.unit is Unit.TOKENS and end.tokens == goal.total):
@@ -218,8 +218,8 @@ def often_read(manifest: RunManifest) -> str:
     if manifest.rl is not None:
         total = "warm_rounds in [rl]"
     return (
-        f"the run reads {OWN_SOURCES.get(name, name)} {times_text(times[name])}, and from about {MOST_EPOCHS} times "
-        f"on a model learns its data by heart; give more data, or make {total} smaller"
+        f"the run reads {OWN_SOURCES.get(name, name)} {times_text(times[name])}, and a model learns its data by heart after "
+        f"about {MOST_EPOCHS} times; give more data, or make {total} smaller"
     )
 
 
@@ -326,8 +326,8 @@ def unusual_data(manifest: RunManifest) -> str:
     if not manifest.initial_state or not reads_text or [source.name for source in manifest.data.sources] != [SOURCE]:
         return ""
     return (
-        f"these weights will learn {OWN_SOURCES[SOURCE]}, as the run file names no other data; for your own, add [data] "
-        'with from = "FOLDER-OR-FILE"'
+        f"these weights will learn {OWN_SOURCES[SOURCE]}, because the run file names no other data; for your own, add "
+        '[data] with from = "FOLDER-OR-FILE"'
     )
 
 

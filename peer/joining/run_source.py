@@ -105,7 +105,7 @@ def _load(path: Path, organiser: PeerId, start: Brought | None) -> RunManifest:
 def unbuilt(word: str, data: Path) -> RunManifest | None:
     """Return the run of a run file whose corpora are built from data sets of Hugging Face, without them; else None.
 
-    Building takes hours for a large corpus, and who only asks what a run needs must not wait for it.
+    Building a large corpus takes hours, and a command that only shows a run's needs must not wait for it.
     """
     path = Path(word)
     if path.suffix != ".toml" or not path.is_file():
@@ -195,7 +195,7 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
 def chosen_run(word: str | None, data: Path, *, or_folder: bool = False) -> SignedManifest:
     """Return the stored run whose ID begins with `word`; default: the running or the latest run.  Raises `PeerError`.
 
-    or_folder: the word might also have named a folder, and names none.
+    or_folder: True if the word could also have named a folder, but does not.
     """
     return read_manifest(chosen_folder(word, data, or_folder=or_folder) / "manifest")
 
@@ -224,7 +224,7 @@ def named_run(word: str, data: Path) -> SignedManifest:
     signed = stored_manifest(Hash(found.run), data) if isinstance(found, Invitation) else found
     if signed is None:
         raise PeerError(
-            "only the run's peers know the run of an invitation; give the run ID or the manifest", ExitCode.INPUT
+            "an invitation does not contain the run's manifest; give the run ID or a manifest file", ExitCode.INPUT
         )
     return signed
 

@@ -1,4 +1,4 @@
-"""Word that names a run on the command line, checked before anything slow is imported or a terminal is taken.
+"""Check of the word that names a run on the command line, before slow imports and before the terminal is taken.
 
 The word is an invitation, a run file, a manifest, or the ID of a run of this data directory, or the beginning of that ID.
 `peer.joining.run_source` opens what it names.
@@ -71,13 +71,13 @@ def remedy_for(word: str) -> str:
         )
     if MULTIADDR.match(word):
         return (
-            f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
-            "printed by `peer status --json` or `peer run invite`"
+            f"{shown} is the address of a peer, which does not say which run; ask for an invitation, which its "
+            "owner prints with `peer status --json` or `peer run invite`"
         )
     if HOST_AND_PORT.fullmatch(word):
         return (
-            f"{shown} is an address, which does not say which run, nor who answers there; ask for an invitation: there it "
-            f"is printed by `peer run invite --address {shown}`"
+            f"{shown} is an address, which does not say which run, nor who answers there; ask for an invitation, which "
+            f"is printed there with `peer run invite --address {shown}`"
         )
     if PEER_ID.fullmatch(word):
         return f"{shown} is the ID of a peer, which does not say which run or where it is; ask for an invitation"
@@ -109,7 +109,8 @@ def the_run(word: str, data: Path) -> str:
 def chosen_folder(word: str | None, data: Path, holding: str = "manifest", *, or_folder: bool = False) -> Path:
     """Return the folder of the run whose ID begins with `word`; default: the running run, else the latest one.
 
-    holding: a file in the folders that count.  or_folder: the word might also have named a folder, and names none.
+    holding: file that a folder must contain to count.  or_folder: True if the word could also have named a folder, but does
+    not.
     Raises `PeerError`.
     """
     from peer.control.client import running_status

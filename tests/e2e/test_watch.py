@@ -93,5 +93,5 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
         stranger = ("watch", address, "--data-dir", str(swarm.place("stranger")))
         shell = f"{sys.executable} -m peer {' '.join(stranger)}; echo exit code $?; cat"
         with Terminal(swarm.place("t2"), ("sh", "-c", shell), swarm.environment, (100, 10)) as terminal:
-            assert unwrapped("does not take you for its owner") in unwrapped(terminal.until("exit code 5"))
+            assert unwrapped("does not accept you as its owner") in unwrapped(terminal.until("exit code 5"))
         assert far.leave() == 0

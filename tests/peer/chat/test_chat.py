@@ -195,7 +195,7 @@ def test_commands_of_the_conversation(model: Path, tmp_path: Path, capsys: pytes
     (record,) = [json.loads(line) for line in saved.read_text().splitlines()]
     assert [message["role"] for message in record["messages"]] == ["user", "assistant"]
     for said in (
-        "[the answer ends after 8 tokens; --max-tokens sets how many]",
+        "[the answer ends after 8 tokens; --max-tokens sets the limit]",
         "[name a file, as in /save talk.jsonl]",
         f"[1 turn saved in {saved}]",
         f"[{saved} exists already; name a new file]",

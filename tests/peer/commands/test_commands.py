@@ -43,7 +43,7 @@ def test_status_says_what_a_peer_that_finishes_waits_for() -> None:
 
 def test_status_says_how_far_the_clock_is_from_others() -> None:
     skewed = describe_status(status(clock_skew="2 h 3 min behind the clocks of 5 peers"))
-    assert "clock     2 h 3 min behind the clocks of 5 peers; set it, because invitations expire by it" in skewed
+    assert "clock     2 h 3 min behind the clocks of 5 peers; set the clock, by which invitations expire" in skewed
     assert not any(line.startswith("clock") for line in describe_status(status()))
 
 

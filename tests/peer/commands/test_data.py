@@ -120,10 +120,10 @@ def damaged(case: str, corpus: Path) -> None:
 
 
 DAMAGE = {
-    "a flipped token": "block 0 does not have its hash",
+    "a flipped token": "block 0 does not match its hash",
     "a shard that is too long": "it is too long",
     "a missing shard": "No such file or directory",
-    "a flipped hash": "its hashes are not those of the shard",
+    "a flipped hash": "its hashes do not match the shard",
     "hashes that are cut": "it has a wrong length",
     "another tokenizer": "it is not the tokenizer of the corpus",
     "a manifest with a flipped byte": "corpus.msgpack is damaged",
@@ -188,9 +188,9 @@ def test_chats_take_their_template_from_the_tokenizer(inputs: Path, tmp_path: Pa
 
 
 WRONG = {
-    "--kind chat": "--sequence-length belongs to --kind chat and preference",
-    "--sequence-length 64": "--sequence-length belongs to --kind chat and preference",
-    "--template jinja": "there is no template jinja; take one of raw, plain, chatml, llama3",
+    "--kind chat": "--sequence-length is required for --kind chat and preference",
+    "--sequence-length 64": "--sequence-length is required for --kind chat and preference",
+    "--template jinja": "there is no template jinja; use one of raw, plain, chatml, llama3",
     "--end <|end|>": "has no special token <|end|>, but <|im_end|>, <|im_start|>; name one of them",
 }
 

@@ -150,7 +150,7 @@ def test_summary_says_that_a_document_was_cut(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "book.txt").write_text(prose(9000, 1))
     run(tmp_path, "out")
     said = capsys.readouterr().out
-    assert "held out    the end of a document of book, as whole documents would not be about that share" in said
+    assert "held out    the end of a document of book, because whole documents would not give about that share" in said
     assert "too small   " in said
     run(tmp_path, "other", "--json")
     (line,) = [json.loads(each) for each in capsys.readouterr().out.splitlines() if '"built"' in each]

@@ -354,7 +354,7 @@ def test_folder_of_chats_that_also_has_texts_is_refused_unless_they_are_about_it
 BAD_TABLES: dict[str, tuple[bytes, int, str]] = {
     "too few values": (b"id,text\n1\n2,b\n", 1, "it has 1 value, and the header 2"),
     "too many values": (b"id,text\n1,a,b\n2,b\n", 1, "it has 3 values, and the header 2"),
-    "a text after a quote": (b'id,text\n1,"a"x\n2,b\n', 1, "it is no row of a table"),
+    "a text after a quote": (b'id,text\n1,"a"x\n2,b\n', 1, "it is not a row of a table"),
     "a quote that stays open": (b'id,text\n2,b\n1,"a\n3,c\n', 1, "unexpected end of data"),
     "another encoding": (b"id,text\n1,\xe4\n2,b\n", 1, "it is not UTF-8 text"),
     "a column twice": (b"text,text\na,b\n", 0, "the column 'text' appears twice in its header"),
@@ -497,8 +497,8 @@ def test_several_files_that_are_passed_over_are_counted_before_the_remedy(tmp_pa
     with pytest.raises(PeerError) as error:
         build([BuildInput("s", tmp_path / "in")], options(), tmp_path / "out")
     assert error.value.text.endswith(
-        "a.zip is an archive or an office document (1 more file would be, too); unpack it, or export its text; or leave "
-        "files out with --leave-out PATTERN, or allow more with --bad"
+        "a.zip is an archive or an office document (1 more file would also be passed over); unpack it, or export its text; "
+        "or leave files out with --leave-out PATTERN, or allow more with --bad"
     )
 
 

@@ -52,7 +52,7 @@ BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
     "a null": ("a.jsonl", b'{"text": null}\n', TEXT, LeftOut.FIELD, "its field text is null"),
     "no field": ("a.jsonl", b'{}\n', TEXT, LeftOut.FIELD, "it has no field at all"),
     "a list beside a text": ("a.json", b'{"text": "x", "data": [{"text": "one"}]}', TEXT, LeftOut.FIELD, "data is a list"),
-    "no text": ("a.jsonl", b'{"text": 5}\n', TEXT, LeftOut.FIELD, "its field text is no text"),
+    "no text": ("a.jsonl", b'{"text": 5}\n', TEXT, LeftOut.FIELD, "its field text is not a text"),
     "a missing id": ("a.jsonl", b'{"text": "x"}\n', IDS, LeftOut.FIELD, "it has no field id, which identifies it"),
     "another encoding": ("a.jsonl", b'{"text": "\xe4"}\n', TEXT, LeftOut.UTF8, "not UTF-8 text at byte 11"),
     "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', TEXT, LeftOut.UTF8, "half of a surrogate pair"),
@@ -102,7 +102,7 @@ CUT: dict[str, tuple[str, bytes, str]] = {
     "zstd": ("a.jsonl.zst", zstandard.compress(LINES), "the .zst file is cut short"),
     "an array": ("a.json", b"[" + LINES.strip().replace(b"\n", b",") + b"]", "its JSON array breaks off"),
     "a compressed text": ("a.txt.gz", gzip.compress(LINES), "the .gz file is cut short"),
-    "Parquet": ("a.parquet", b"", "it is no Parquet file that can be read"),
+    "Parquet": ("a.parquet", b"", "it is not a readable Parquet file"),
 }
 
 
@@ -159,9 +159,9 @@ def test_parquet_without_the_column_makes_all_its_rows_bad(tmp_path: Path) -> No
 
 REMEDIES: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("a.jsonl", b"{x\n", "correct it, or read each file as one text with --read-as text, or allow more"),
-    "a number": ("a.jsonl", b'{"text": 5}\n', "its field text is no text; correct such rows, or allow more with --bad"),
-    "a table": ("a.csv", b"text,b\nc\n", "and the header 2; mend its quotes, or allow more with --bad"),
-    "an open quote": ("a.csv", b'text\n"c\n' + b"d\n" * 59, "end of data, after 60 lines); mend its quotes, or allow"),
+    "a number": ("a.jsonl", b'{"text": 5}\n', "its field text is not a text; correct such rows, or allow more with --bad"),
+    "a table": ("a.csv", b"text,b\nc\n", "and the header 2; correct its quotes, or allow more with --bad"),
+    "an open quote": ("a.csv", b'text\n"c\n' + b"d\n" * 59, "end of data, after 60 lines); correct its quotes, or allow"),
     "preferences": ("a.jsonl", b'{"chosen": "y", "rejected": "z"}\n', "; build it with --kind preference, or"),
     "chats": ("a.jsonl", b'{"messages": []}\n', "but messages; build it with --kind chat, or allow more with --bad"),
     "a field": ("a.jsonl", b'{"body": "x"}\n', "but body; name one with --text, or allow more with --bad"),
@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[list[BuildInput], FieldSelection, str]] = {
     "seventeen sources": (
         [BuildInput(f"s{number}", ONE) for number in range(17)],
         TEXT,
-        "a corpus has 1 to 16 sources, and these inputs are 17; give several inputs one name",
+        "a corpus has 1 to 16 sources, and these inputs have 17; give several inputs one name",
     ),
 }
 

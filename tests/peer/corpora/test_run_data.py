@@ -169,7 +169,7 @@ def test_repeated_chats_are_named_with_the_switch_that_keeps_them(tmp_path: Path
     (first,), (all_,) = (FinishedCorpus(each.folders[0]).manifest.sources for each in (once, kept))
     for few, many in ((first.train, all_.train), (first.held_out, all_.held_out)):
         assert many.documents == 5 * few.documents > 0, "copies of one chat are in one split"
-    with pytest.raises(PeerError, match="id names documents that are the same"):
+    with pytest.raises(PeerError, match="id says which documents are the same"):
         chats(rows, tmp_path, keep_repeated=True, id="prompt")
 
 

@@ -141,7 +141,7 @@ def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, t
 def test_a_clock_that_differs_from_others_is_named_with_the_remedy() -> None:
     check = checks.skewed("2 h 3 min behind the clocks of 5 peers")
     assert (check.name, check.verdict, check.value) == ("clock", CheckResult.WARN, "2 h 3 min behind the clocks of 5 peers")
-    assert check.remedy == "set this computer's clock, by which invitations expire"
+    assert check.remedy == "set this computer's clock, which decides when invitations expire"
 
 
 def test_a_clock_that_was_never_set_fails() -> None:

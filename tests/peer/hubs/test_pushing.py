@@ -185,7 +185,7 @@ def test_a_hub_that_stays_busy_ends_a_single_push_with_the_remedy(
 ) -> None:
     hub.troubles["commit"] = [Answer(503)] * 100
     assert run.push() == ExitCode.FAILED
-    assert "is busy (503); run it again later, and it goes on where it stopped" in capsys.readouterr().err
+    assert "is busy (503); run the command again later; it continues where it stopped" in capsys.readouterr().err
     assert len(waits) == 4 and run.left == ["bf16"], "the next attempt needs no other export"
     hub.troubles.clear()
     run.grow(1)
@@ -200,7 +200,7 @@ REFUSALS = {
         "put a token with write",
     ),
     "403": (Answer(403, headers={"X-Error-Message": f"no, {TOKEN}"}), ExitCode.INPUT, "put a token with write"),
-    "400": (Answer(400, headers={"X-Error-Message": f"\x1b[31m{TOKEN} is bad"}), ExitCode.FAILED, "did not take it (400"),
+    "400": (Answer(400, headers={"X-Error-Message": f"\x1b[31m{TOKEN} is bad"}), ExitCode.FAILED, "refused the push (400"),
     "html": (Answer(200, f"<html>{TOKEN}".encode()), ExitCode.FAILED, "does not answer as a hub"),
     "list": (Answer(200, b"[]"), ExitCode.FAILED, "does not answer as a hub"),
     "long": (Answer(200, b" " * (repository.MAX_ANSWER + 1)), ExitCode.FAILED, "its answer is too long"),
@@ -371,7 +371,7 @@ def test_a_hub_that_is_not_there_is_told_in_a_sentence(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://me:password@127.0.0.1:9/")
     assert run.push() == ExitCode.FAILED
-    assert "peer: 127.0.0.1:9 cannot be reached (ConnectError); look at your connection" in capsys.readouterr().err
+    assert "peer: 127.0.0.1:9 cannot be reached (ConnectError); check your network connection" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_a_run_says_how_often_it_reads_its_data_and_warns_of_learning_by_heart()
         "by heart"
     )
     assert often_read(often) == (
-        "the run reads talk about 200 times, and from about 4 times on a model learns its data by heart; give more data, or "
+        "the run reads talk about 200 times, and a model learns its data by heart after about 4 times; give more data, or "
         "make total_rounds smaller"
     )
 

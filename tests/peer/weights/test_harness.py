@@ -114,7 +114,7 @@ def test_what_goes_wrong_is_a_sentence(
         ("--harness", "--help"): (ExitCode.INPUT, "is not a task of the harness"),
         ("--harness", "a,,b"): (ExitCode.INPUT, "is not a task of the harness"),
         ("--harness", "not-here.yaml"): (ExitCode.INPUT, "is not a task of the harness"),
-        ("--corpus", "x", "--limit", "3"): (ExitCode.USAGE, "--limit is for --harness"),
+        ("--corpus", "x", "--limit", "3"): (ExitCode.USAGE, "--limit is allowed only with --harness"),
     }
     for (option, value, *more), (code, part) in cases.items():
         assert main(["eval", model, f"{option}={value}", *more]) == code
