@@ -44,16 +44,16 @@ from protocol.wire.identity import PeerId
 # Attempts to dial, with their problems in words for a user.
 
 
-REFUSED = "refused, nothing listens there"
+REFUSED = "refused, because nothing listens there"
 SILENT = "no answer in time"
-NO_ROUTE = "no way there from this network"
-NO_NAME = "its name has no address"
-FORBIDDEN = "its name leads to an address at which peers are not dialled"
+NO_ROUTE = "this network has no route to that address"
+NO_NAME = "the host name has no IP address"
+FORBIDDEN = "the host name leads to an IP address at which no peer may be dialled"
 WRONG_PEER = "another peer answers there"
-NO_PEER = "what answers there does not speak as a peer"
+NO_PEER = "the program that answers there is not a peer"
 OTHER_RUN = "that peer takes part in another run now"
-BANNED = "that peer is banned here for a while"
-ODD = "it cannot be dialled"
+BANNED = "this computer has banned that peer for a while"
+ODD = "that address cannot be dialled"
 MAX_CAUSES = 64
 
 _OF_ERRNO = {
@@ -335,7 +335,7 @@ class Dialer:
                 self._make_due(entry)
                 circuit = circuit_address(address)
                 if circuit is not None and self._is_connected(circuit.relay) and peer in self._attempts:
-                    self._attempts.pop(peer).cancel()  # once in a turn: the next one begins with the relayed address
+                    self._attempts.pop(peer).cancel()  # once in a turn; the next attempt begins with the relayed address
 
     def known(self) -> list[str]:
         """Return the addresses that are worth keeping on disk, best first."""
