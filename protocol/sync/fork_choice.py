@@ -1,4 +1,4 @@
-"""Fork choice: the part of a verified branch that we adopt, and the records of ours that we give up.
+"""Fork choice: the part of a verified branch that we adopt, and our own records that we give up.
 
 Members of a run that hear each other make records together.  If some went on without the others, there are two branches.
 The first record that differs decides, by the first of these rules that tells the branches apart:
@@ -231,7 +231,7 @@ def returns(counted: PeerCount) -> bool:
 
 
 def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
-    """Return True if the electors heard on a provisional record are no quorum, and others will not come over."""
+    """Return True if the electors heard on a provisional record are not a quorum, and others will not come over."""
     return counted.off + counted.bound > 0 and counted.on - counted.unheard < quorum_size(len(electors))
 
 
@@ -346,7 +346,7 @@ class PeerTips:
         return next((round for round in (*older, *looked_at) if history.tip_at(round) in lost), None)
 
     def _tips_of_present_peers(self) -> list[int]:
-        """Return the rounds of our provisional records before which peers stand that were not away, ascending."""
+        """Return, ascending, the rounds of our provisional records whose previous tip has a peer that was not away."""
         provisional, found = self._history.provisional, set[int]()
         for peer, known in self._membership:
             beat = known.heartbeat
@@ -391,8 +391,8 @@ YOUNG_ROUNDS = 100
 """Number of rounds after which a run that any peer may begin is not given up for another beginning of the run."""
 MAX_ALARMS = 256
 STAYING = (
-    "the history of the invitation differs from ours from round {round} on, and {final} rounds of ours are final; join with "
-    "the run's ID to stay with ours, or follow the other one with another --data-dir"
+    "the invitation's history differs from this peer's from round {round} on, and {final} rounds here are final; join with "
+    "the run's ID to keep this history, or use another --data-dir to follow the invitation's history"
 )
 
 
