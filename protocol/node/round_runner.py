@@ -502,7 +502,7 @@ class VoteLog:
             self._abstentions -= 1
             if not self._abstentions:
                 await self._offload(self._replica.store.votes.forget_lost)
-                self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
+                self._session.emit(Notice("info", f"this peer votes again from round {rounds} on"))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
