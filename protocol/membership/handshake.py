@@ -195,7 +195,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_HELLO_BYTES = 8192
 COMING_IN_S = 86_400.0
 """Seconds for which a token still counts after its expiry, for a peer on its way from the handshake to a record."""
-NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
+NO_RECORDS = " (this peer has no records yet; it admits members as soon as it has them)"
 
 
 class Handshake:

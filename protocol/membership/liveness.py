@@ -47,7 +47,7 @@ def displaced(brought_by: Mapping[PeerId, PeerId], is_connected: bool, forwarder
     """Return the stranger to evict for a newcomer, whose heartbeat `forwarder` forwarded; None if it gets no place.
 
     brought_by: the strangers without a connection, each with the neighbour that forwarded its first heartbeat, the longest
-    silent first.  is_connected: the newcomer is connected to us.
+    silent first.  is_connected: True if the newcomer is connected to us.
     """
     shares: dict[PeerId, list[PeerId]] = {}
     for peer, neighbour in brought_by.items():

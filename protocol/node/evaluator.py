@@ -101,7 +101,7 @@ def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Se
 
 
 class Measurements:
-    """The newest committed states and their measurements.  by_all: each member measures each state."""
+    """The newest committed states and their measurements.  by_all: True if each member measures each state."""
 
     def __init__(self, *, by_all: bool = False) -> None:
         self.by_all = by_all

@@ -46,7 +46,7 @@ PLAN_WAIT_S = 1.0
 class RunningExchange:
     """An exchange and its output file.
 
-    plan: the hash of the plan.  taken: the file is becoming the result of a record.
+    plan: the hash of the plan.  taken: True once the file is becoming the result of a record.
     """
 
     plan: Hash

@@ -350,10 +350,10 @@ class Departure:
         return self.has_begun or (self._stop_after is not None and self._history.length >= self._stop_after)
 
     def leave(self, *, at_once: bool = False) -> None:
-        """Leave once others have what only this peer has; a second call leaves now.  at_once: True to leave now."""
+        """Leave once others have the data that only this peer has; a second call leaves now.  at_once: True to leave now."""
         if not at_once and not self._handing_over.is_set() and self._only_here():
             self._deadline = trio.current_time() + HAND_OVER_MOST_S
-            self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "handing over what only this peer has")
+            self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "handing over the data that only this peer has")
             self._handing_over.set()
             return
         self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")

@@ -221,7 +221,7 @@ class Node:
         self.goodbye_heard_by = await self._heartbeats.say_goodbye()
 
     def leave(self, *, at_once: bool = False) -> None:
-        """Stop with a goodbye, once others have what only this peer has; a second call stops now.  `run` returns.
+        """Say goodbye and let `run` return, once others have the data that only this peer has; a second call stops now.
 
         at_once: True to stop now.
         """

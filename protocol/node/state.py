@@ -110,8 +110,8 @@ async def shown_while_it_starts(
 
 LOST = (
     "{missing} damaged or missing in {folder}, nobody else took part in the run, no other peer is here, and this peer's "
-    "votes bind it to what is lost; restore a copy of that folder, or, if nobody follows the run, remove it to begin the "
-    "run again"
+    "votes bind it to the lost records; restore a copy of that folder, or, if nobody follows the run, remove it to begin "
+    "the run again"
 )
 
 

@@ -292,7 +292,7 @@ class Following:
         return branch
 
     async def _judge(self, branch: Branch, peer: PeerId, length: int) -> Choice:
-        """Return the part of a branch that we adopt.  length: of the peer's chain, in rounds."""
+        """Return the part of a branch that we adopt.  length: the length of the peer's chain, in rounds."""
         judge = partial(self.choice.judge, branch, peer, is_whole=branch.length >= length)
         async with self._chain_in_use:
             choice: Choice = await self._offload(judge)

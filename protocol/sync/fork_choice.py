@@ -163,7 +163,8 @@ class Standpoint:
 class PeerCount:
     """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away.
 
-    unheard: the part of `on` that is not heard now.  bound: on another branch of the tip, which it cannot give up.
+    unheard: the part of `on` that is not heard now.  bound: the weight on other branches of the tip that their peers cannot
+    give up.
     """
 
     on: int
@@ -297,7 +298,7 @@ class PeerTips:
     def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
         """Return True if we adopt a verified provisional record and the records on it.
 
-        weights: of the peers that count at the fork.  least: see `Constituency.least`.
+        weights: the weights of the peers that count at the fork.  least: see `Constituency.least`.
         """
         return follows(count(weights, self._heard(weights), branch), least)
 
@@ -359,7 +360,8 @@ class PeerTips:
     def _note_bound(self, rounds: Sequence[int], confirmed: int) -> None:
         """Have our heartbeats say how many of our first rounds we cannot give up.
 
-        rounds: of our newest provisional records.  confirmed: number of rounds up to the last one that we have confirmed.
+        rounds: the rounds of our newest provisional records.  confirmed: number of rounds up to the last one that we have
+        confirmed.
         """
         history, votes = self._history, self._replica.store.votes
         entries = {round: (history.tip_at(round), history.tip_at(round + 1)) for round in rounds}

@@ -227,7 +227,7 @@ class Budget:
         self._bucket = TokenBucket(LOOKS.burst_s, LOOKS.burst_s, now)
 
     def allows(self, now: float, *, known: bool) -> bool:
-        """Return True if a look may begin or continue.  known: the claimant is an elector or a member of our chain."""
+        """Return True if a look may begin or continue.  known: True for electors and members of our chain."""
         return self._bucket.left_s(LOOKS, now) > (0 if known else LOOKS.burst_s * (1 - STRANGERS_SHARE))
 
     def pay(self, now: float, size_bytes: int, checks: int) -> None:
@@ -252,7 +252,7 @@ R = TypeVar("R", bound=Body)
 class LookCost:
     """Cost so far of looking at one peer's chain, and what it has shown.
 
-    known: the peer is an elector or a member of our chain.  records: number of records verified.
+    known: True if the peer is an elector or a member of our chain.  records: number of records verified.
     """
 
     peer: PeerId

@@ -119,7 +119,7 @@ class DeadEnds:
                     nursery.start_soon(_ask, connection)
 
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
-        """Return (peer, connection, has_moved) for each newly dead connection; has_moved: our address is gone."""
+        """Return (peer, connection, has_moved) for each newly dead connection; has_moved: True if our address is gone."""
         now, all_of_them = trio.current_time(), list(self._all())
         self._silences.keep({connection for _, connection, _ in all_of_them})
         before = self._sockets

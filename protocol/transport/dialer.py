@@ -137,10 +137,10 @@ class AddressStanding(IntEnum):
 class Entry:
     """The entry of one peer.
 
-    since: time at which the peer was entered or last met.  given: the user or this computer named the peer.  met: we reached
-    the peer, or it was connected for at least `LASTING_S`.  addresses: newest first.  due_at: time of the next attempt.
-    tried: the last attempt at each address.  other_run: the peer was connected and did not know our run.  Times are trio
-    times.
+    since: time at which the peer was entered or last met.  given: True if the user or this computer named the peer.  met:
+    True if we reached the peer, or if it was connected for at least `LASTING_S`.  addresses: newest first.  due_at: time of
+    the next attempt.  tried: the last attempt at each address.  other_run: True if the peer was connected and did not know
+    our run.  Times are trio times.
     """
 
     since: float
@@ -234,7 +234,7 @@ class Book:
         return [address for *_, address in sorted(found, key=lambda item: item[:3])]
 
     def _make_room(self, kept: bool, now: float) -> bool:
-        """Return True if a peer may be entered; remove another one if needed.  kept: the peer is given or a member."""
+        """Return True if a peer may be entered; remove another one if needed.  kept: True for given peers and members."""
         rivals = [(peer, entry) for peer, entry in self._entries.items() if self._is_kept(peer, entry) is kept]
         if len(rivals) < (MAX_KEPT if kept else MAX_STRANGERS):
             return True
