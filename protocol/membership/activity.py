@@ -63,7 +63,7 @@ class Activity:
         self._emit = emit
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
         self._work = self.phase, self.why, self.detail
-        """Activity of this peer, or the one that it would have without a pause."""
+        """Activity that this peer has, or would have without a pause."""
         self._pause: tuple[Phase, WhyIdle, str] | None = None
         self._stall: tuple[WhyIdle, str] | None = None
         """Reason why our trainer waits while a round is agreed on, with a sentence."""
@@ -71,12 +71,12 @@ class Activity:
         self._refusal, self._is_admitted = "", False
         self.measured: Measurement | None = None
         self.was_away = True
-        """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have gone on
+        """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have continued
         without us."""
         self.bound = 0
         """Number of our first rounds that we cannot give up, because our votes bind us to a provisional record."""
         self.back_at = -inf
-        """Time (trio) at which this process went on after it was last frozen or suspended."""
+        """Time (trio) at which this process continued after it was last frozen or suspended."""
         self._urgent = trio.Event()
 
     @property
@@ -85,7 +85,7 @@ class Activity:
         return self._work[0]
 
     def note_away(self, *, slept: bool) -> None:
-        """Note that others may have gone on without us: we slept (frozen, suspended), or heard no member for long."""
+        """Note that others may have continued without us: we slept (frozen, suspended), or long heard no member."""
         self.was_away = True
         if slept:
             self.back_at = trio.current_time()
@@ -99,7 +99,7 @@ class Activity:
         self.bound = rounds
 
     def tell_measured(self, measured: Measurement | None) -> None:
-        """Report this held-out loss in our heartbeats from now on, or none."""
+        """Report this held-out loss in our heartbeats from now on; None to report no loss."""
         self.measured = measured
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
@@ -125,7 +125,7 @@ class Activity:
             self._change()
 
     def stall(self, why: WhyIdle, detail: str) -> None:
-        """Show what our trainer waits for, in place of the stage of a round beside which it trains."""
+        """Show the reason why our trainer waits, instead of the stage of the round that runs beside the training."""
         if self.phase in WITHIN_A_ROUND:
             self._stall = why, detail
             self._change()
@@ -133,7 +133,7 @@ class Activity:
             self.show(Phase.COMPUTING, why, detail)
 
     def end_stall(self) -> None:
-        """Show that our trainer goes on."""
+        """Show that our trainer continues."""
         if self.phase in WITHIN_A_ROUND:
             self._stall = None
             self._change()
@@ -141,7 +141,7 @@ class Activity:
             self.show(Phase.COMPUTING, WhyIdle.BUSY, "")
 
     def note_load(self, busy: str) -> None:
-        """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is so no more."""
+        """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is not."""
         self._busy = busy
         self._change()
 
@@ -153,7 +153,7 @@ class Activity:
         self._change()
 
     def _change(self) -> None:
-        """Show the activity that follows from all that was noted, and emit it if it is another one."""
+        """Show the activity that follows from all notes, and emit an event if the activity has changed."""
         phase, why, detail = self._pause or self._work
         if phase in WITHIN_A_ROUND and self._stall is not None:
             why, detail = self._stall

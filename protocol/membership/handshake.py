@@ -133,7 +133,7 @@ class Guests:
 MAX_PEERS = 32
 """Limit on the peers compared; the peers greeted last are kept."""
 LEAST_PEERS = 2
-"""Peers whose clocks, with ours, tell which clock is wrong: the one that differs from two that agree."""
+"""Fewest peers compared: with ours, there are three clocks, and a clock that differs from two equal ones is wrong."""
 TOLERANCE_S = 60.0
 
 
@@ -164,7 +164,7 @@ class ClockOffsets:
         if not self.compared:
             return ""
         offsets_s = [each - (self._wall() - self.boot()) for each in self._offsets.values()]
-        # our own clock decides between two middle ones
+        # between two middle clocks, our own clock decides
         offset_s = median(offsets_s if len(offsets_s) % 2 else [*offsets_s, 0.0])
         if abs(offset_s) <= TOLERANCE_S:
             return ""
@@ -176,7 +176,7 @@ class ClockOffsets:
         if not skew or self._warned:
             return ""
         self._warned = True
-        return f"this computer's clock is {skew}; set it (invitations end by it)"
+        return f"this computer's clock is {skew}; set the clock, because invitations expire by it"
 
 
 def _span(seconds: float) -> str:
@@ -195,7 +195,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_HELLO_BYTES = 8192
 COMING_IN_S = 86_400.0
 """Seconds for which a token still counts after its expiry, for a peer on its way from the handshake to a record."""
-NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
+NO_RECORDS = " (this peer has no records yet; it admits members as soon as it has them)"
 
 
 class Handshake:
@@ -285,7 +285,7 @@ class Handshake:
                 return admitted
             self._guests.add(peer, b"", None)
         elif not self._guests.add(peer, hello.admission, admitted):
-            return "the invitation has let in all the peers that it may; ask the run's organiser for a new one"
+            return "the invitation has admitted all the peers that it allows; ask the run's organiser for a new invitation"
         return None
 
     async def greet(self, peer: PeerId) -> bool:

@@ -1,4 +1,4 @@
-"""Heartbeats and goodbyes: their sender, and the failure detector that processes the ones from other peers.
+"""Heartbeats and goodbyes: their sender, and the failure detector that processes other peers' heartbeats and goodbyes.
 
 We send a heartbeat every few seconds, and soon after a change for which other peers wait.  There is always a pause after the
 last heartbeat: every peer reads each heartbeat, and a peer that greets us a hundred times must not make us send a hundred
@@ -261,7 +261,7 @@ class FailureDetector:
     async def told_goodbye(self, said: Statement[Goodbye]) -> None:
         """Process a goodbye that the leaving peer sends to us directly; the peer waits for the answer."""
         if said.sender != said.by:
-            raise Offence("no goodbye of its own")
+            raise Offence("a goodbye that another peer signed")
         if self._guard.is_open and self._on_goodbye(said):
             self._told[said.sender] = None
 

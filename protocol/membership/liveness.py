@@ -2,11 +2,10 @@
 
 A pure state machine.  A peer is ALIVE while its heartbeats arrive, SUSPECT after the time of three heartbeats without any
 sign of life or once its connection breaks, GONE after the time of five, and LEFT after a signed goodbye.  A new heartbeat
-makes a peer ALIVE again from any of these states, but a heartbeat older than its goodbye does not.  Whatever else comes from
-the peer over its connection is a sign of life as well, because a busy computer may send a chunk and be late with its
-heartbeat.  Such a message makes a peer ALIVE again whose connection has not broken since its last heartbeat: then it is the
-same process.  `protocol.agreement` decides the
-consequences of liveness (the proposer, evictions).
+makes a peer ALIVE again from any of these states, but a heartbeat older than its goodbye does not.  Any other message from
+the peer over its connection is also a sign of life, because a busy computer may send a chunk and be late with its heartbeat.
+Such a message makes the peer ALIVE again if the connection has not broken since the last heartbeat: then it is the same
+process.  `protocol.agreement` decides the consequences of liveness (the proposer, evictions).
 
 Gossip may be replayed, and a peer that has just started cannot detect this.  A handshake cannot be replayed.  So a peer is
 UNPROVEN, whatever gossip we receive from it, until it has been connected to us since we started.  After that, a heartbeat
@@ -48,7 +47,7 @@ def displaced(brought_by: Mapping[PeerId, PeerId], is_connected: bool, forwarder
     """Return the stranger to evict for a newcomer, whose heartbeat `forwarder` forwarded; None if it gets no place.
 
     brought_by: the strangers without a connection, each with the neighbour that forwarded its first heartbeat, the longest
-    silent first.  is_connected: the newcomer is connected to us.
+    silent first.  is_connected: True if the newcomer is connected to us.
     """
     shares: dict[PeerId, list[PeerId]] = {}
     for peer, neighbour in brought_by.items():
@@ -73,7 +72,7 @@ GONE_BEATS = 5
 JUDGED = 16
 """Judgements of the silence of all peers in each interval between heartbeats.
 
-In a large swarm a judgement takes longer, and silences are longer too.
+In a large swarm, judgements take longer, and silences are longer.
 """
 LONGEST_S = 1.0
 """Longest time (s) between two ticks that counts as silence of other peers.
@@ -82,7 +81,7 @@ Four ticks a second are due.  If more time passed, this process was asleep, or g
 meanwhile may still wait to be read.  A dead peer is suspected after six ticks then, however long they take.
 """
 COUNTED_STRANGERS = 32
-"""Most strangers that count for the interval between members' heartbeats, and before there are members, for everybody's."""
+"""Most strangers that count for the interval between members' heartbeats, or between all heartbeats without members."""
 FORGET_S = 600.0
 
 
@@ -295,8 +294,8 @@ class Membership:
     def on_message(self, peer: PeerId, now: float) -> list[Event]:
         """Note that a message came from a peer over its own connection; return the resulting events.
 
-        It proves no more than that the peer's process is running, so it changes nothing for a peer that has left, or that
-        has yet to be proven alive.
+        The message only proves that the peer's process is running, so it changes nothing for a peer that has left or is
+        unproven.
         """
         known = self._peers.get(peer)
         if known is None or known.broken or peer not in self._connected:

@@ -77,13 +77,13 @@ class LineProbe:
         connected = set(self._session.network.connected())
         peers = [peer for peer in self._membership.live_peers() if peer in connected][:MOST_PEERS]
         if not peers:
-            raise NotNow("no other peer of the run is connected; wait for one")
+            raise NotNow("no other peer of the run is connected; wait until one is")
         return peers
 
     def _known_blob(self) -> Blob:
         history = self._replica.history
         if history.length < ROUNDS_AGO:
-            raise NotNow(f"the run has {history.length} rounds; lines can be measured after {ROUNDS_AGO} of them")
+            raise NotNow(f"the run has {history.length} rounds; wait until it has {ROUNDS_AGO}, and ask again")
         commit = history.commit_at(history.length - ROUNDS_AGO)
         sizes = tuple(span.size for span in self._replica.layouts.result)
         return Blob(Hash(commit.record.result_root), tuple(Hash(entry.hash) for entry in commit.index), sizes)
@@ -193,7 +193,7 @@ class Extensions:
             try:
                 await self._keep()
             except StoreFailed as error:
-                self._session.emit(Notice("warning", f"an extension of the run cannot be kept: {error}"))
+                self._session.emit(Notice("warning", f"an extension of the run cannot be saved: {error}"))
 
     async def _keep(self) -> None:
         """Write the largest extension to disk.  Raises `StoreFailed`."""
@@ -212,13 +212,13 @@ class Extensions:
         progress = self._replica.history.roster.progress
         known = max(progress.goal.total, self._known[0].total if self._known is not None else 0)
         if self._session.me != self._organiser:
-            raise CannotExtend("only the run's organiser extends it; ask for it, with the total that you want")
+            raise CannotExtend("only the run's organiser can extend the run; ask the organiser for the total that you want")
         if unit is not progress.goal.unit:
-            raise CannotExtend(f"this run counts {progress.goal.unit}; give --{progress.goal.unit} instead of --{unit}")
+            raise CannotExtend(f"this run counts {progress.goal.unit}; use --{progress.goal.unit} instead of --{unit}")
         if total <= max(known, progress.done):
             raise CannotExtend(
                 f"the run's total is {known} {unit} already, of which {min(progress.done, known)} are done; "
-                f"give the new total, more than {max(known, progress.done)}"
+                f"give a new total of more than {max(known, progress.done)}"
             )
         if total > MAX_TOTAL:
             raise CannotExtend(f"a run has at most {MAX_TOTAL} {unit}; give a smaller total")
@@ -230,7 +230,7 @@ class Extensions:
             try:
                 await self._offload(self._replica.store.keep_extension, raw)
             except StoreFailed as error:
-                raise CannotExtend(f"the extension cannot be kept: {error}") from error
+                raise CannotExtend(f"the extension cannot be saved: {error}") from error
             if self._is_news(body):
                 self._known = body, raw
         await self._say(raw)

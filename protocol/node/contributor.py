@@ -54,7 +54,7 @@ from protocol.wire.messages import Learned, Ready, SourceMean, digest_in, losses
 from protocol.wire.presence import Phase
 
 TRAINING = (WhyIdle.BUSY, "")
-"""Reason to wait of a peer that trains: it does not wait."""
+"""Reason shown for a peer that trains, and does not wait."""
 
 # ------------------------------------------------------------------------------------------------------------------------
 # This peer's work in the running round: the progress of its compute, and the resulting contribution.
@@ -156,14 +156,14 @@ class OwnTrainer:
         return self._pause.on
 
     async def lease(self, rows: Ranges, following: Ranges) -> None:
-        """Have the blocks of these rows fetched for the trainer, and then those of the rows that it reads next."""
+        """Have the blocks of these rows fetched for the trainer, and then the blocks of the rows that it reads next."""
         if self._blocks is not None:
             await self._blocks.lease(rows, following)
 
     async def choose(self, column: Callable[[int], Ranges], wanted: int, *, waits: bool = True) -> Stretches:
-        """Return the stretches of our column to read for `wanted` steps, without those whose blocks nobody has.
+        """Return the stretches of our column to read for `wanted` steps; leave out steps whose blocks no peer has.
 
-        column: returns the rows of a slot of the column, by its place.  waits: True to wait until there are such steps.
+        column: returns the rows of a slot of the column, by its place.  waits: True to wait until such steps exist.
         """
         if self._blocks is None:
             return ((0, wanted),)
@@ -273,8 +273,8 @@ class _NextRound:
     """Training for a round while the round before it is agreed on.
 
     round: the round of the contribution.  on: the tip that the round before it stands on.  applied: set once the result of
-    that round is in our state.  state: the digest of our state with that result; None before.  begun, stopped: times when
-    the training began, and when it could not go on without that result, or that round was over; None before.
+    that round is in our state.  state: the digest of our state with that result; None before.  begun: time when the training
+    began.  stopped: time when it could not continue without that result, or when that round was over; None before.
     contribution: None until `ended`, and also then if the trainer died.
     """
 
@@ -290,7 +290,7 @@ class _NextRound:
     contribution: Contribution | None = None
 
     def stop(self) -> None:
-        """Note that the time from now on is not one of training ahead."""
+        """Stop counting the time as training ahead."""
         self.stopped = trio.current_time() if self.stopped is None else self.stopped
 
 
@@ -321,9 +321,9 @@ class Contributor:
         self._serials = count()
         self._ahead: _NextRound | None = None
         self._exceeded_in: int | None = None
-        """The last round in which a try of ours exceeded the limits."""
+        """The last round in which a try of ours exceeded the limits set by our last rounds."""
         self._unlike_in: int | None = None
-        """The last round in which two tries did: we contribute nothing to it, and only records from there on set limits."""
+        """Round in which two tries last exceeded them; we contribute nothing to it, and only later records set limits."""
 
     @property
     def computes(self) -> bool:
@@ -367,7 +367,7 @@ class Contributor:
             try:
                 return self._sound(await self._train(self._trainer, base, work, ahead()), base)
             except TrainerGaveUp as end:
-                self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
+                self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer gave up: {end}"[:200])
                 return None
             except TrainerDied as death:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
@@ -397,8 +397,8 @@ class Contributor:
     def train_ahead(self, base: Base, work: Work, nursery: trio.Nursery) -> None:
         """Begin to train for the round after `base`, in a streamed run, because we have contributed to the one on `base`.
 
-        work: of the round on `base`; without any training in it, the next round begins with the state, because the trainer's
-        own parameters have not taken part in each round.  nursery: a nursery that outlives the rounds.
+        work: our work in the round on `base`; if it contains no training, the next round begins with the state, because the
+        trainer's own parameters have not taken part in each round.  nursery: a nursery that outlives the rounds.
         """
         manifest = self._replica.manifest
         rows = base.next_lease(manifest, self._session.me) if manifest.is_streamed else ()
@@ -491,8 +491,8 @@ class Contributor:
         if round == self._exceeded_in:
             self._unlike_in = round
             text = (
-                f"round {round}: two tries exceeded the limits by our last rounds, the second without the moments of the "
-                "first, so we contribute nothing to this round; from the next one on, earlier rounds set no limits"
+                f"round {round}: two tries exceeded the limits set by our last rounds, the second without the moments of "
+                "the first, so we contribute nothing to this round; from the next one on, earlier rounds set no limits"
             )
             self._session.emit(Notice("warning", text))
         self._exceeded_in = round

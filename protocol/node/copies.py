@@ -1,12 +1,13 @@
-"""Census of the copies of a run's data: each peer asks the others now and then what they have on their disks.
+"""Census of the copies of a run's data: each peer sometimes asks the others for a list of the data on their disks.
 
-The data are those that the run needs to go on and that not every peer has anyway: the run's files, the weights with which
-the run compares its own, and the blocks of its corpora.  (All members have the newest checkpoints and the results since.)
+The census counts the data that the run needs to continue and that not every peer has anyway: the run's files, the weights
+with which the run compares its own, and the blocks of its corpora.  (All members have the newest checkpoints and the results
+since.)
 
-Answers count that come from the organiser, and from live peers which a record names or which were admitted: in an open run
-anybody could be a thousand peers that show what they lack.  Other peers are asked as well, but what they show only keeps
-this peer from taking a block for lost.  One answer is a bitmap of at most 32 KiB; a peer asks `MAX_ASKED` others at a time,
-and pauses until its questions cost less than `ANSWER_BYTES_PER_S`.
+An answer counts if it comes from the organiser, or from a live peer that a record names or that was admitted: in an open
+run, one person could have a thousand peers that claim data which they lack.  Other peers are also asked, but their answers
+only keep this peer from counting a block as lost.  One answer is a bitmap of at most 32 KiB; a peer asks `MAX_ASKED` others
+at a time, and pauses until its questions cost less than `ANSWER_BYTES_PER_S`.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ ASK_S, CALM_S, URGENT_S = 15.0, 120.0, 3.0
 ANSWER_BYTES_PER_S = 4096
 TIMEOUT_S = 10.0
 OWN_S = 2.0
-"""Seconds for which the list of our own blocks stays as it was read."""
+"""Seconds for which the list of our own blocks is not read again."""
 MAX_REMEMBERED = 64
 """Most peers whose last answers are remembered, also of peers that are gone."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Data at a peer.  files, start: as in `HoldingsReply`.  blocks: the counted ones.  at: trio time of its answer."""
+    """Data at a peer.  files, start: as in `HoldingsReply`.  blocks: the counted blocks.  at: trio time of its answer."""
 
     files: bool
     start: bool
@@ -96,7 +97,7 @@ class CopyCensus:
         """Size of the weights with which the run compares its own; 0 if there are none."""
         self._numbers: BlockNumbers | None = None
         self._answers: dict[PeerId, Holdings] = {}
-        """The last answers, that of the peer first which was not asked for the longest time."""
+        """The last answers; the peer that was asked longest ago comes first."""
         self._ours = Holdings(False, False, 0, -inf)
         self._number = 0
         self._is_urgent = False
@@ -119,7 +120,7 @@ class CopyCensus:
                 await wake.wait()
 
     def hurry(self, on: bool) -> None:
-        """Count often, because this peer hands data over, or no longer."""
+        """Count often while `on`, because this peer then hands data over."""
         self._is_urgent = on
         self._wake.set()
 
@@ -203,7 +204,7 @@ class CopyCensus:
         return ShownBlocks(self._numbers, shown)
 
     def last_holders(self, block: Block) -> list[PeerId]:
-        """Return the peers that have shown a block, the one first that did last; they may be gone."""
+        """Return the peers that have shown a block, the most recent first; they may be gone."""
         if self._numbers is None or (number := self._numbers.number(block)) >= self._numbers.counted:
             return []
         found = [(each.at, peer) for peer, each in self._answers.items() if each.blocks >> number & 1]
@@ -223,7 +224,7 @@ class CopyCensus:
         one, two, _ = counts.at_least
 
         def size(blocks: ChunkSet, are_meant: Callable[[int, bool], bool]) -> int:
-            """Return the size of these blocks, and of the other data for whose copies `are_meant(number, here)`."""
+            """Return the size of these blocks, and of all other data for which `are_meant(copies, here)` returns True."""
             files = are_meant(sum(each.files for each in known), self._ours.files) * self._files_bytes
             start = are_meant(sum(each.start for each in known), self._ours.start) * self._start_bytes
             return files + start + (numbers.bytes_of(blocks) if numbers is not None else 0)

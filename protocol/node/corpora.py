@@ -3,9 +3,9 @@
 `Contributor` says which rows this peer reads in a round (`LeasedBlocks.lease`), and the trainer process reads the blocks
 from the disk.  If it lacks one, for training or for the held-out loss, it says so, and the block is fetched first.
 
-A block that nobody gives stops nobody.  It counts as **lost** once no live peer shows it, or after the trainer has waited
-for it in vain.  This peer then reads the steps of its column that need no lost block (`LeasedBlocks.choose`); the others
-return to the pool, where they are leased first.  It waits only if it finds no such step.
+A block that no peer sends does not stop the training.  It counts as **lost** once no live peer shows it, or after the
+trainer has waited for it in vain.  This peer then reads the steps of its column that need no lost block
+(`LeasedBlocks.choose`); the others return to the pool, where they are leased first.  It waits only if it finds no such step.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from protocol.wire.presence import Phase, Role
 MAX_ASKED = 64
 """Most blocks that the trainer has asked for, besides those of its leases, that stay in the cache."""
 SHOW_S, AWAITED_S = 1.0, 5.0
-"""Pauses between two sentences about a wait, and seconds after which a block is here that the trainer no longer asks for."""
+"""Seconds between two sentences about a wait, and seconds without a question of the trainer after which a block is here."""
 LOST_S, OWED_S = 30.0, 120.0
 """Seconds for which the trainer waits for a block that nobody was asked for, and for one that some peer should send."""
 NOWHERE_S = 5.0
-"""The same for a block that no live peer shows."""
+"""Seconds for which the trainer waits for a block that no live peer shows."""
 LOST_FOR_S = 300.0
 """Seconds for which a block counts as lost after the trainer has waited for it in vain."""
 LOOKED_AT = 64
-"""Slots of the column that are looked at for steps that can be read, from the place on that was found last."""
+"""Most slots of the column that are searched for readable steps, beginning at the place that was found last."""
 
 
 class LeasedBlocks:
@@ -76,7 +76,7 @@ class LeasedBlocks:
         self._lost: dict[Block, float] = {}
         """Blocks for which the trainer waited in vain, with the time until which they count as lost."""
         self._found_at = 0
-        """Place in the column where steps were found that can be read."""
+        """Place in the column at which readable steps were found last."""
 
     async def run(self) -> None:
         """Fetch blocks until cancelled.  Raises `CorpusFlawed` and `StoreFailed`."""
@@ -113,7 +113,7 @@ class LeasedBlocks:
     # -- lost blocks --------------------------------------------------------------------------------------------------
 
     async def choose(self, column: Callable[[int], Ranges], wanted: int) -> Stretches:
-        """Return the stretches of our column to read for `wanted` steps; none if no step that was looked at can be read.
+        """Return the stretches of our column to read for `wanted` steps; none if no readable step was found.
 
         column: returns the rows of a slot of the column, by its place.
         """
@@ -149,7 +149,7 @@ class LeasedBlocks:
                 break
             self._found_at = place
         else:
-            self._found_at = 0  # begin again, since blocks may have come
+            self._found_at = 0  # begin again, because blocks may have arrived
         return tuple(chosen)
 
     def _readable(self, rows: Ranges, step_rows: int, is_lost: Callable[[Block], bool]) -> list[tuple[int, int]]:
@@ -175,7 +175,7 @@ class LeasedBlocks:
                 elif self._swarm.asked_for(block.shard, block.number):
                     patience_s = OWED_S
                 if now - last > AWAITED_S:
-                    self._awaited = None  # it has come
+                    self._awaited = None  # the block has arrived
                 elif now - since >= patience_s:
                     self._lost[block], self._awaited = now + LOST_FOR_S, None
                     return
@@ -187,7 +187,7 @@ class LeasedBlocks:
         return self._census.counted
 
     def about_lost(self, rows: Ranges) -> str:
-        """Return a sentence about the first of these rows, of which nobody has a block."""
+        """Return a sentence about the first block of these rows that is not here, and that no peer has."""
         store, blocks = self._corpora.store, self._blocks(rows)
         assert store is not None
         lost = next((block for block in blocks if not store.here(block.shard) >> block.number & 1), None)
@@ -196,12 +196,12 @@ class LeasedBlocks:
         called, holders = store.shards[lost.shard].name_of(lost.number), self._census.last_holders(lost)
         had = " and ".join(self._membership.name(peer) for peer in holders[:2])
         last = f"{had} had it last" if had else "ask the organiser to start a peer that has the corpus"
-        return f"waiting for {called}, which no peer has now, like all other rows that this peer may read: {last}"
+        return f"waiting for {called}: no peer has it now, or any other rows that this peer may read; {last}"
 
     # -- needs --------------------------------------------------------------------------------------------------------
 
     async def lease(self, rows: Ranges, following: Ranges = ()) -> None:
-        """Fetch the blocks of these rows of the run, and then those of the rows that this peer expects to read next."""
+        """Fetch the blocks of these rows of the run, and then the blocks of the rows that this peer expects to read next."""
         self._rows = rows, following
         if self._fetcher is None:
             return

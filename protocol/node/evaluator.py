@@ -54,7 +54,7 @@ def drawn_order(tip: Hash, peers: Iterable[PeerId]) -> list[PeerId]:
 
 @lru_cache(maxsize=4096)
 def _lot(tip: Hash, peer: PeerId) -> Hash:
-    """Return the draw of `peer` at `tip`; cached, since every look at the turn needs it."""
+    """Return the draw of `peer` at `tip`; cached, because every look at the turn needs it."""
     return hash_bytes("evaluator", tip + peer.encode())
 
 
@@ -74,10 +74,11 @@ class CommittedState:
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """A held-out loss (nats a token) and the peer that states it.  losses: of the sources, in their order, if several.
+    """A held-out loss (nats a token) and the peer that states it.
 
-    members: number of members of which it is the mean; `by` is the last of them.  samples: its
-    completions of the run's prompts, in their order; empty if it wrote none.
+    losses: the losses on the sources, in their order, if there are several.  members: number of members whose mean loss it
+    is; `by` is the last of them.  samples: completions of the run's prompts by that peer, in their order; empty if it wrote
+    none.
     """
 
     rounds: int
@@ -91,16 +92,16 @@ class MeasuredLoss:
 def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Sequence[PeerId], able: Able) -> str:
     """Return the reason to refuse the claim of `sender`, or "".  order: the peers that may measure `state`, in order."""
     if claim.rounds != state.rounds:
-        return f"it names round {claim.rounds} with the tip of {state.rounds}"
+        return f"the claim names round {claim.rounds} with the tip of round {state.rounds}"
     if sender not in order:
-        return "it was no member of that round"
+        return "the peer was not a member of that round"
     if any(able(peer) for peer in order[: order.index(sender)]):
         return "another peer was drawn to measure"
     return ""
 
 
 class Measurements:
-    """The newest committed states and their measurements.  by_all: each member measures each state."""
+    """The newest committed states and their measurements.  by_all: True if each member measures each state."""
 
     def __init__(self, *, by_all: bool = False) -> None:
         self.by_all = by_all
@@ -273,7 +274,8 @@ class Evaluator:
             return True
         loss, losses = found.loss, [found.losses[name] for name in self._sources if name in found.losses]
         if not all(0 <= each <= MAX_LOSS for each in (loss, *losses)):
-            self._session.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
+            text = f"the held-out loss after {state.rounds} rounds is {loss}, so it is not announced"
+            self._session.emit(Notice("warning", text))
             return False
         losses = losses if len(losses) == len(self._sources) > 1 else []
         samples = tuple(map(sample_line, found.samples))

@@ -46,7 +46,7 @@ PLAN_WAIT_S = 1.0
 class RunningExchange:
     """An exchange and its output file.
 
-    plan: the hash of the plan.  taken: the file is becoming the result of a record.
+    plan: the hash of the plan.  taken: True once the file is becoming the result of a record.
     """
 
     plan: Hash
@@ -106,7 +106,7 @@ class Exchanges:
         name, replica = plan_hash(plan), self._replica
         if name in self._running or len(self._running) >= MAX_EXCHANGES:
             return None
-        assert work.data is not None, "a plan is taken up after READY"
+        assert work.data is not None, "a plan is accepted after READY"
         file = await self._offload(replica.store.results.make, replica.layouts.result.payload_bytes)
         exchange = ExchangeRunner(
             session=self._session,
@@ -163,18 +163,18 @@ class Exchanges:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Peers that have the chunks of a record's result: its members and whoever showed it; after some failures everybody else who
-# is alive, too, because the members may be gone, or may have newer states only.
+# Peers that have the chunks of a record's result: the record's members and the peers that showed it.  After some failures,
+# all other live peers are also asked, because the members may be gone, or may have only newer states.
 
 
 FAILURES = 3
-"""Fetches that fail before other peers are asked and the user is told."""
+"""Number of failed fetches after which other peers are asked, and the user is told."""
 MAX_OTHERS = 16
 """Most peers besides a record's members that are asked."""
 
 
 class ResultSources:
-    """Sources of results.  activity: shows what we wait for."""
+    """Sources of results.  activity: shows the reason for a wait."""
 
     def __init__(self, supplies: StateFetcher, membership: Membership, activity: Activity) -> None:
         self._supplies, self._membership, self._activity = supplies, membership, activity
@@ -197,14 +197,14 @@ class ResultSources:
     def _show(self, effect: ObtainResult, missing: int, failures: int) -> None:
         names = ", ".join(self._membership.name(peer) for peer in effect.sources[:4])
         parts = f"{missing} part{'' if missing == 1 else 's'} of the result of round {effect.record.round}"
-        asked = f"{names} and everybody else who is here" if names else "everybody who is here"
+        asked = f"{names} and all other live peers" if names else "all live peers"
         tried = f"{failures} tries; asking {asked}"
         if effect.provenance is None:
             whose = "the others have agreed on" if names else "our own vote binds us to the record of"
-            text = f"{whose} round {effect.record.round}; nobody gave us {parts} in {tried}"
+            text = f"{whose} round {effect.record.round}; no peer sent us {parts} in {tried}"
             self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, text)
         else:
-            text = f"cannot check the proposed record: nobody gave us {parts} in {tried}"
+            text = f"cannot check the proposed record: no peer sent us {parts} in {tried}"
             self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, text)
 
 

@@ -25,9 +25,9 @@ from protocol.transport.interface import Session
 INITIAL = "initial.bf16"
 """Name of the file, where the trainer also looks for it (`trainer.reference`)."""
 RETRY_S, KEEP_RETRY_S = 2.0, 15.0
-"""Pause after no peer had the weights: if the trainer waits for them, and if they are only to be kept for others."""
-FETCHING = "fetching the weights that the run began with; a trainer or seed that was in the run before has them"
-LOST = "the weights that the run began with are on no peer's disk: join such a run before its first round ends"
+"""Seconds until we ask again for the weights: if the trainer waits for them, and if they are only to be kept for others."""
+FETCHING = "fetching the weights that the run began with from trainers and seeds that were in the run before"
+LOST = "no peer has the weights that the run began with; join such a run before its first round ends"
 
 
 class InitialWeights:

@@ -47,7 +47,7 @@ SYNC_AFTER_S = 3.0
 UNHEARD_S = 2 * BEAT_S
 """Time (s) that others may have heard nothing of us before this process stopped."""
 LAG_S = 0.5
-"""The same limit (s) if we take part in no exchange, so that no commit message is on its way to us."""
+"""Limit instead of `SYNC_AFTER_S` if we take part in no exchange, so that no commit message is on its way to us (s)."""
 
 
 class LivenessTicker:
@@ -249,7 +249,7 @@ class StartupBarrier:
 
     async def linger(self) -> None:
         """Stay until all live peers have our chain, but at most `LINGER_S`."""
-        self._activity.show(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
+        self._activity.show(Phase.SEEDING, WhyIdle.BUSY, "done; waiting for peers that are not done yet")
         history, rounds_of = self._replica.history, self._claims.rounds_of
         with trio.move_on_after(LINGER_S):
             while any(rounds_of(peer) < history.length for peer in self._membership.live_peers()):
@@ -350,10 +350,10 @@ class Departure:
         return self.has_begun or (self._stop_after is not None and self._history.length >= self._stop_after)
 
     def leave(self, *, at_once: bool = False) -> None:
-        """Leave once others have what only this peer has; a second call leaves now.  at_once: True to leave now."""
+        """Leave once others have the data that only this peer has; a second call leaves now.  at_once: True to leave now."""
         if not at_once and not self._handing_over.is_set() and self._only_here():
             self._deadline = trio.current_time() + HAND_OVER_MOST_S
-            self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "handing over what only this peer has")
+            self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "handing over the data that only this peer has")
             self._handing_over.set()
             return
         self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
@@ -389,8 +389,8 @@ class Departure:
             if left < least:
                 least, moved_at = left, trio.current_time()
             done = 100 - 100 * left // max(left, begun)
-            text = f"handing over {left / 1e6:.1f} MB that only this peer has ({done} % are at others); once more leaves now"
-            self._session.emit(Notice("info", text))
+            only_here = f"{left / 1e6:.1f} MB that only this peer has ({done} % are at others)"
+            self._session.emit(Notice("info", f"handing over {only_here}; a second request to leave ends this now"))
             with trio.move_on_after(HAND_OVER_LOOK_S):
                 await self._census.counted.wait()
         if not self.left.is_set():
@@ -408,7 +408,7 @@ class Departure:
     def waits_for(self) -> str:
         """Phrase for the reason why the peer has not left yet; empty before the departure begins."""
         if self._handing_over.is_set():
-            return f"{self._only_here() / 1e6:.1f} MB that only this peer has to come to others"
+            return f"other peers to fetch {self._only_here() / 1e6:.1f} MB that only this peer has"
         if not self.has_begun:
             return ""
         return self._activity.detail or self._activity.why.value or f"its own work ({self._activity.phase.value})"

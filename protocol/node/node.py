@@ -133,7 +133,7 @@ class Node:
         await shown_while_it_starts(trainer, self._activity, partial(trainer.initialise, theta))
 
     def _make_blocks(self, trainer: TrainerLink | None) -> LeasedBlocks | None:
-        """Build the fetching of blocks; return None in a run without corpora, or without a folder for them."""
+        """Build the fetcher of blocks; return None in a run without corpora, or without a folder for them."""
         session, settings = self._session, self._settings
         if not self._replica.manifest.data.corpora or settings.corpora.blocks is None:
             return None
@@ -143,14 +143,14 @@ class Node:
         return blocks
 
     def _make_initial_weights(self, supplies: StateFetcher) -> InitialWeights | None:
-        """Build the keeping of the weights with which preferences are compared; return None in other runs."""
+        """Build the keeper of the weights with which preferences are compared; return None in other runs."""
         session, replica, folder = self._session, self._replica, self._settings.corpora.blocks
         if replica.manifest.data.format != "preference" or folder is None:
             return None
         return InitialWeights(session, replica, supplies, self._offload, folder.with_name(INITIAL))
 
     def _has_start_weights(self) -> bool:
-        """Return True if the weights are here with which the run compares its own, or if they do not exist yet.
+        """Return True if the weights with which the run compares its own are here, or do not exist yet.
 
         Blocking.
         """
@@ -221,7 +221,7 @@ class Node:
         self.goodbye_heard_by = await self._heartbeats.say_goodbye()
 
     def leave(self, *, at_once: bool = False) -> None:
-        """Stop with a goodbye, once others have what only this peer has; a second call stops now.  `run` returns.
+        """Say goodbye and let `run` return, once others have the data that only this peer has; a second call stops now.
 
         at_once: True to stop now.
         """
@@ -243,11 +243,11 @@ class Node:
         self._choose_whether_to_serve()
 
     def note_load(self, busy: str) -> None:
-        """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is so no more."""
+        """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is not."""
         self._activity.note_load(busy)
 
     def serve_while_paused(self, on: bool) -> None:
-        """Choose to serve chunks to other peers while we rest, or not to."""
+        """Choose whether to serve chunks to other peers while we rest."""
         self._settings = replace(self._settings, serve_while_paused=on)
         self._choose_whether_to_serve()
 

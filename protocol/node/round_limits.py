@@ -1,9 +1,9 @@
 """Limits on the loss and the norm of our next contribution, from those of our own last ones: a pure function.
 
-Damaged memory, moments or parameters show in numbers that no training gives.  A trainer whose round exceeds the limits does
+Damaged memory, moments or parameters cause numbers that no training gives.  A trainer whose round exceeds the limits does
 not contribute it: it says so, ends, forgets its moments and residual, and does the round again with the same limits.  If
 that exceeds them too, the peer contributes nothing to this round, and from the next one on earlier rounds set no limits.  So
-a peer whose run has honestly changed misses one round, and none stays out for longer.  A trainer that ends otherwise
+a peer whose run has honestly changed misses one round, and no peer stays out for longer.  A trainer that ends otherwise
 does its round again with the same limits.
 
 Only our own entries in records count, because others can claim any number.
@@ -27,7 +27,7 @@ RATES = 4.0
 
 
 class RoundLimits(NamedTuple):
-    """Most of a round's mean loss, nats a token, and of its difference's norm."""
+    """Upper limits on a round's mean loss (nats a token) and on the norm of its difference."""
 
     loss: float = inf
     norm: float = inf

@@ -446,7 +446,7 @@ class VoteLog:
     """Votes of one node on its disk, and the node's abstention while some votes may be missing on the disk.
 
     A second vote in a ballot of all electors also confirms provisional records of our chain (`protocol.chain.finality`).
-    is_copy: the data directory was copied or restored, so statements that bind our votes may be missing in it.
+    is_copy: True if the data directory was copied or restored, so statements that bind our votes may be missing in it.
     """
 
     def __init__(
@@ -502,7 +502,7 @@ class VoteLog:
             self._abstentions -= 1
             if not self._abstentions:
                 await self._offload(self._replica.store.votes.forget_lost)
-                self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
+                self._session.emit(Notice("info", f"this peer votes again from round {rounds} on"))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -539,10 +539,10 @@ Outcome = Commit | Behind | StateDisagreement
 class RoundStart:
     """Conditions under which a round begins.
 
-    kept: the votes that bind us at this tip.  abstains: we do not vote, because earlier votes may be lost, or bind us to
-    another record.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: the state
-    was just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that outlive the
-    round.
+    kept: the votes that bind us at this tip.  abstains: True if we do not vote, because earlier votes may be lost, or bind
+    us to another record.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: True
+    if the state was just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that
+    outlive the round.
     """
 
     base: Base

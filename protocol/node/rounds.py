@@ -297,7 +297,8 @@ class Rounds:
         """Run the round on our tip and return its outcome.  Raises `StoreFull`.
 
         beside: runs at the same time as the round; its argument is set once our trainer has been told to train.
-        state_verified: the state was just rebuilt from certified data.  deliveries: deliveries that outlive the round.
+        state_verified: True if the state was just rebuilt from certified data.  deliveries: deliveries that outlive the
+        round.
         """
         base = self._replica.base
         kept, abstains = await self._votes.load(base)

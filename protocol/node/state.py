@@ -70,7 +70,7 @@ LONE_S = 5.0
 
 
 def start_of(trainer: TrainerLink) -> tuple[WhyIdle, str] | None:
-    """Return what a trainer's start waits for; None if it has started."""
+    """Return the reason why a trainer has not started, and a sentence; None if it has started."""
     if trainer.pid is not None:
         return None
     if trainer.ended:
@@ -79,7 +79,7 @@ def start_of(trainer: TrainerLink) -> tuple[WhyIdle, str] | None:
 
 
 async def show_start(trainer: TrainerLink, activity: Activity, phase: Phase, then: tuple[WhyIdle, str]) -> None:
-    """Show what the trainer's start waits for, and `then` once it has started."""
+    """Show the reason why the trainer has not started, and `then` once it has started."""
     while (why := start_of(trainer)) is not None:
         activity.show(phase, *why)
         await trio.sleep(SHOW_START_S)
@@ -93,7 +93,7 @@ async def shown_while_it_starts(
     phase: Phase = Phase.SYNCING,
     then: tuple[WhyIdle, str] = (WhyIdle.STARTING, "the trainer computes the first weights"),
 ) -> T:
-    """Do some work of the trainer, and show meanwhile what its start waits for.  Returns and raises what `work` does."""
+    """Await `work` of the trainer and return its result; show meanwhile why the trainer has not started."""
     done: list[T] = []
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -110,8 +110,8 @@ async def shown_while_it_starts(
 
 LOST = (
     "{missing} damaged or missing in {folder}, nobody else took part in the run, no other peer is here, and this peer's "
-    "votes bind it to what is lost: restore a copy of that folder; or, if nobody follows the run, remove it to begin the "
-    "run again"
+    "votes bind it to the lost records; restore a copy of that folder, or, if nobody follows the run, remove it to begin "
+    "the run again"
 )
 
 
@@ -169,7 +169,7 @@ class StateKeeper:
                 await self._catch_up.restore()
                 break
             except TrainerGaveUp as end:
-                self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
+                self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer gave up: {end}"[:200])
                 await trio.sleep_forever()  # the code that starts the trainer ends this peer, with the reason
             except TrainerDied as death:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
@@ -223,12 +223,12 @@ class StateKeeper:
         if asked:
             whom = f"asking {self._claims.names(asked)}"
         elif holders:
-            whom = f"waiting for {self._claims.names(holders)}, who may have what is missing"
+            whom = f"waiting for {self._claims.names(holders)}, which may have the missing results"
         elif self._session.network.known_addresses():
-            whom = "looking for peers of the run at the addresses kept from before"
+            whom = "looking for peers of the run at addresses from an earlier start"
         else:
             whom = "no other peer of the run is known"
-        text = f"{self._missing()} damaged or missing on this disk; {whom}; given up after {limit_s:.0f} s"
+        text = f"{self._missing()} damaged or missing on this disk; {whom}; this peer gives up after {limit_s:.0f} s"
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, text)
 
     def _missing(self) -> str:

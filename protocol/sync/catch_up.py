@@ -31,7 +31,7 @@ MOST_COUNTED = 500
 
 
 class WrongState(Exception):
-    """Error: the outer state does not match the certified chain."""
+    """The error for an outer state that does not match the certified chain."""
 
 
 @dataclass
@@ -189,7 +189,7 @@ class CatchUp:
         Raises `WrongState`, before any change, if the present state is wrong.
         """
         record = commit.record
-        assert record.round == self.replica.state.rounds, "results are applied in order, once"
+        assert record.round == self.replica.state.rounds, "each result is applied once, in order"
         digest = await self.offload(self.replica.state.digest)
         if digest != record.state_digest:
             assert isinstance(digest, bytes)

@@ -171,7 +171,7 @@ class Following:
             return None
         move, history = self._move, self._replica.history
         if move is not None and (move.tip != history.tip or move.branch.common < history.final):
-            self._move = None  # unless a part of it is left after our chain changed, or more of it became final
+            self._move = None  # restored below for the part that remains after our chain changed
             if move.branch.is_rooted and move.leader != self._session.me:
                 rounds = min(self._told(self.choice.judge(move.branch, move.leader)).rounds, move.rounds)
                 if rounds > move.branch.common:
@@ -188,13 +188,13 @@ class Following:
         known: ask for known peers if True, for strangers if False, for both if None.
         """
         if next(self._claims.leading(trio.current_time()), None) is None:
-            return False  # nearly always: this is asked four times a second
+            return False  # the usual case: this is asked four times a second
         return any(self._claims.ahead(known=kind) for kind in ((True, False) if known is None else (known,)))
 
     def is_promising(self, waited_s: float, *, was_away: bool) -> bool:
         """Return True to wait for the outcome of a look, False to begin a round on our tip.
 
-        waited_s: seconds waited so far.  was_away: see `Activity`; such a peer, a newcomer too, does not begin a round that
+        waited_s: seconds waited so far.  was_away: see `Activity`; such a peer, or a newcomer, does not begin a round that
         is long over for the others.  Strangers delay only a peer without any record.
         """
         is_new = self._replica.history.length == 0
@@ -286,20 +286,20 @@ class Following:
         is_elector = look.peer in self._replica.history.roster.electorate.electors
         slot = look.peer if is_elector else MEMBERS if look.known else STRANGER + look.peer
         if slot in self._in_use():
-            raise OverBudget("its branch would take the place of one that is looked at")
+            raise OverBudget("its branch would replace a branch that is being looked at")
         branch = await self._held.begin(slot, common)
         await self._held.trim(slot, *self._in_use())
         return branch
 
     async def _judge(self, branch: Branch, peer: PeerId, length: int) -> Choice:
-        """Return the part of a branch that we adopt.  length: of the peer's chain, in rounds."""
+        """Return the part of a branch that we adopt.  length: the length of the peer's chain, in rounds."""
         judge = partial(self.choice.judge, branch, peer, is_whole=branch.length >= length)
         async with self._chain_in_use:
             choice: Choice = await self._offload(judge)
         return self._told(choice)
 
     def _told(self, choice: Choice) -> Choice:
-        """Emit the news of a choice and return the choice."""
+        """Emit the events of a choice and return the choice."""
         for event in choice.news:
             self._session.emit(event)
         return choice

@@ -1,4 +1,4 @@
-"""Fork choice: the part of a verified branch that we adopt, and the records of ours that we give up.
+"""Fork choice: the part of a verified branch that we adopt, and our own records that we give up.
 
 Members of a run that hear each other make records together.  If some went on without the others, there are two branches.
 The first record that differs decides, by the first of these rules that tells the branches apart:
@@ -163,7 +163,8 @@ class Standpoint:
 class PeerCount:
     """Weights of the peers that count at a tip: on the branch or moving to it, and on the tip itself without being away.
 
-    unheard: the part of `on` that is not heard now.  bound: on another branch of the tip, which it cannot give up.
+    unheard: the part of `on` that is not heard now.  bound: the weight on other branches of the tip that their peers cannot
+    give up.
     """
 
     on: int
@@ -231,7 +232,7 @@ def returns(counted: PeerCount) -> bool:
 
 
 def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
-    """Return True if the electors heard on a provisional record are no quorum, and others will not come over."""
+    """Return True if the electors heard on a provisional record are not a quorum, and others will not come over."""
     return counted.off + counted.bound > 0 and counted.on - counted.unheard < quorum_size(len(electors))
 
 
@@ -297,7 +298,7 @@ class PeerTips:
     def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
         """Return True if we adopt a verified provisional record and the records on it.
 
-        weights: of the peers that count at the fork.  least: see `Constituency.least`.
+        weights: the weights of the peers that count at the fork.  least: see `Constituency.least`.
         """
         return follows(count(weights, self._heard(weights), branch), least)
 
@@ -346,7 +347,7 @@ class PeerTips:
         return next((round for round in (*older, *looked_at) if history.tip_at(round) in lost), None)
 
     def _tips_of_present_peers(self) -> list[int]:
-        """Return the rounds of our provisional records before which peers stand that were not away, ascending."""
+        """Return, ascending, the rounds of our provisional records whose previous tip has a peer that was not away."""
         provisional, found = self._history.provisional, set[int]()
         for peer, known in self._membership:
             beat = known.heartbeat
@@ -359,7 +360,8 @@ class PeerTips:
     def _note_bound(self, rounds: Sequence[int], confirmed: int) -> None:
         """Have our heartbeats say how many of our first rounds we cannot give up.
 
-        rounds: of our newest provisional records.  confirmed: number of rounds up to the last one that we have confirmed.
+        rounds: the rounds of our newest provisional records.  confirmed: number of rounds up to the last one that we have
+        confirmed.
         """
         history, votes = self._history, self._replica.store.votes
         entries = {round: (history.tip_at(round), history.tip_at(round + 1)) for round in rounds}
@@ -391,8 +393,8 @@ YOUNG_ROUNDS = 100
 """Number of rounds after which a run that any peer may begin is not given up for another beginning of the run."""
 MAX_ALARMS = 256
 STAYING = (
-    "the history of the invitation differs from ours from round {round} on, and {final} rounds of ours are final; join with "
-    "the run's ID to stay with ours, or follow the other one with another --data-dir"
+    "the invitation's history differs from this peer's from round {round} on, and {final} rounds here are final; join with "
+    "the run's ID to keep this history, or use another --data-dir to follow the invitation's history"
 )
 
 

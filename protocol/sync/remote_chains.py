@@ -45,10 +45,10 @@ MAX_REMEMBERED = 1024
 DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
 MAX_UNANSWERED_S = 60.0
-"""Longest time without a look at a peer that did not answer, or whose verified branch leads to a state that nobody gave (s).
+"""Longest time without a look at a peer that did not answer, or whose verified branch leads to a state that no peer has (s).
 
-It may have told the truth, like a peer on a busy computer.  It counts for known peers, and for everybody while we have no
-record and know nobody."""
+It may have told the truth, like a peer on a busy computer.  The limit applies to known peers, and to all peers while we have
+no record and know no peer."""
 WAIT_S = 2.0
 """Seconds until we look again at a provisional record that we did not adopt: other electors may be heard by then."""
 HOPE_S = 30.0
@@ -125,9 +125,9 @@ class Claims:
         return any(map(self.is_known, ahead))
 
     def who_has_begun(self) -> list[PeerId]:
-        """Return live peers that claim to have records, for a peer without records, which then begins no round.
+        """Return live peers that claim to have records; because of them, a peer without records begins no round.
 
-        A peer that has shown nothing again and again does not count: its word cannot keep others from beginning a run.
+        A peer that has repeatedly shown nothing does not count, so its claim cannot keep others from beginning a run.
         """
         patience = {peer: self._disbelieved.get(peer, (0.0, 0.0))[1] for peer in self._membership.live_peers()}
         return [peer for peer, wait_s in patience.items() if self.rounds_of(peer) > 0 and wait_s < HOPE_S]
@@ -145,7 +145,7 @@ class Claims:
         return [*first, *members, *others][:MAX_SOURCES]
 
     def may_hold(self, me: PeerId) -> list[PeerId]:
-        """Return the others that may have the results of our chain: those that we heard, its electors and its members."""
+        """Return the others that may have the results of our chain: heard peers, and the chain's electors and members."""
         roster = self._replica.history.roster
         heard = sorted((peer for peer, _ in self._membership), key=lambda peer: not self._membership.is_live(peer))
         others = dict.fromkeys([*heard, *roster.electorate.electors, *sorted(roster.members)])
@@ -174,7 +174,7 @@ class Claims:
     def disbelieve(self, peer: PeerId, *, is_unanswered: bool = False) -> None:
         """Ignore a peer's claims for a while, for twice as long as the last time.
 
-        is_unanswered: the peer showed nothing false; it did not answer, or nobody gave us the state of its branch.
+        is_unanswered: the peer showed nothing false; it did not answer, or no peer sent us the state of its branch.
         """
         _, patience = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
         may_be_busy = is_unanswered and (self.is_known(peer) or self._replica.history.length == 0)
@@ -227,7 +227,7 @@ class Budget:
         self._bucket = TokenBucket(LOOKS.burst_s, LOOKS.burst_s, now)
 
     def allows(self, now: float, *, known: bool) -> bool:
-        """Return True if a look may begin or continue.  known: the claimant is an elector or a member of our chain."""
+        """Return True if a look may begin or continue.  known: True for electors and members of our chain."""
         return self._bucket.left_s(LOOKS, now) > (0 if known else LOOKS.burst_s * (1 - STRANGERS_SHARE))
 
     def pay(self, now: float, size_bytes: int, checks: int) -> None:
@@ -252,7 +252,7 @@ R = TypeVar("R", bound=Body)
 class LookCost:
     """Cost so far of looking at one peer's chain, and what it has shown.
 
-    known: the peer is an elector or a member of our chain.  records: number of records verified.
+    known: True if the peer is an elector or a member of our chain.  records: number of records verified.
     """
 
     peer: PeerId

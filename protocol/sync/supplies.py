@@ -88,7 +88,7 @@ class RunFiles:
                 if not await self._fetch(number, called, file):
                     silent_s = trio.current_time() - self._moved_at
                     if silent_s >= PATIENCE_S:
-                        nobody = f"nobody has given the run's file {called} for {silent_s:.0f} s"
+                        nobody = f"no peer has sent the run's file {called} for {silent_s:.0f} s"
                         self._state = f"{nobody}; ask the organiser to start its peer"
                         if not is_told:
                             self._session.emit(Notice("warning", self._state))
@@ -247,7 +247,7 @@ class StateFetcher:
     async def _fetch_checkpoint(self, chain: Chain, rounds: int, sources: Sequence[PeerId]) -> bool:
         manifest, checkpoints = self._replica.manifest, self._replica.store.checkpoints
         digest = await self._offload(certified_digest, manifest, chain, rounds)
-        assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
+        assert isinstance(digest, bytes), "a record certifies the checkpoint"
         name = CheckpointName(rounds, chain.tip_at(rounds))
         if checkpoints.has(name) and (await self._offload(checkpoints.index, name) or [b""])[0] != digest:
             await self._offload(checkpoints.drop, name)  # our own checkpoint of a wrong state

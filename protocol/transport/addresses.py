@@ -139,7 +139,7 @@ class InterfaceKind(IntEnum):
 
     PLAIN = 0
     VPN = 1
-    """Reached by the members of one private network alone."""
+    """An interface that only the members of one private network can reach."""
     CONTAINERS = 2
     """A bridge to containers and virtual machines of this computer; never announced beside other addresses."""
 
@@ -156,7 +156,7 @@ _ROUTED = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 
 @dataclass(frozen=True)
 class LinkAddress:
-    """An address of an interface.  name: the interface's.  is_default: True if the default route leaves from it."""
+    """An address of an interface.  name: the interface's name.  is_default: True if the default route leaves from it."""
 
     ip: Address
     name: str
@@ -210,7 +210,10 @@ def interface_addresses() -> list[str]:
 
 
 def announced_addresses() -> list[str]:
-    """Return the same without bridges to containers, at which only this computer answers, unless no other is left."""
+    """Return the addresses of our interfaces in order; leave out bridges to containers, unless no other is left.
+
+    Only this computer answers at the address of such a bridge.
+    """
     found = [str(link.ip) for link in link_addresses() if link.kind is not InterfaceKind.CONTAINERS]
     return list(dict.fromkeys(found)) or interface_addresses()
 
@@ -221,7 +224,7 @@ def is_public(address: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The IP addresses and ports that may be dialled if another peer names them, for a peer can name any computer's address.
+# The IP addresses and ports that may be dialled if another peer names them, because a peer can name any computer's address.
 
 
 LEAST_PORT = 1024
@@ -298,8 +301,8 @@ def is_an_address(ip: str) -> bool:
 def may_be_dialled(end: End, listening: Callable[[], Sequence[End]]) -> bool:
     """Return True if another peer may be dialled at this endpoint.
 
-    listening: returns the endpoints at which we listen.  If all of them are loopback, the other peers run on this computer
-    too.  Otherwise no other peer has one of our addresses, and another server of this computer may listen there.
+    listening: returns the endpoints at which we listen.  If all of them are loopback, the other peers also run on this
+    computer.  Otherwise no other peer has one of our addresses, and another server of this computer may listen there.
     """
     ip = address_of(end[0])
     if ip is None or (reach := reach_of(ip)) is Reach.NOWHERE or end[1] < LEAST_PORT:
@@ -447,7 +450,7 @@ class OwnAddresses:
 
     host, port: the endpoint at which our peer listens.  announce: multiaddrs at which other peers reach us, according to our
     owner.  reached: returns such multiaddrs according to other peers.  circuits: returns our addresses behind relays.
-    on_mapped: called when the addresses change that a router forwards to us.
+    on_mapped: called when the addresses that a router forwards to us change.
     """
 
     def __init__(

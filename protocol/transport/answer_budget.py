@@ -1,13 +1,13 @@
-"""The budget for answers: processor time and bytes, charged to whoever asks.
+"""The budget for answers: processor time and bytes, charged to the asking peer.
 
-A question of some bytes may ask for megabytes, or for milliseconds of work.  So an answer is charged for what it took: the
-time of its worker thread as measured, `QUESTION_S` for the event loop and the transport, and its bytes.  Whoever has used up
-its allowance is answered later, not refused; a question is dropped only if its asker does not wait so long.
+A question of some bytes may ask for megabytes, or for milliseconds of work.  So the asker is charged for the measured time
+of the worker thread, for `QUESTION_S` of the event loop and the transport, and for the bytes of the answer.  A peer that has
+used up its allowance is answered later, not refused; a question is dropped only if its asker does not wait so long.
 
-Keys cost nothing, so strangers have one allowance together, and one worker thread: one piece of their work runs at a time.
-Turns are shared by start-time fair queueing, so a newcomer is answered before those that ask all the time.  A key that is in
-any record costs little more, so members that are not active share another such allowance.  An active peer has an allowance
-of its own and never waits for others.
+Keys cost nothing, so all strangers share one allowance and one worker thread: one piece of their work runs at a time.  Turns
+are shared by start-time fair queueing, so a newcomer is answered before peers that ask all the time.  A key that a record
+names costs little more, so members that are not active share another such allowance.  An active peer has an allowance of its
+own and never waits for others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUESTION_S = 0.001
 ONE_MEMBER = Allowance(0.25, 8e6, 8)
 """Seconds of processor time, and bytes, that the answers to one active peer may take a second."""
 ALL_STRANGERS = Allowance(0.15, 4e6, 2)
-"""The same for the answers to all strangers together, and for those to all other members together."""
+"""The same limits for the answers to all strangers together, and for the answers to all other members together."""
 MAX_TABS = 4096
 """Most peers of each kind remembered; the one charged least recently is forgotten first."""
 
@@ -66,8 +66,8 @@ class _Crowd:
                 await self._arrived.wait()
             await trio.sleep(self.bucket.debt_s(ALL_STRANGERS, trio.current_time()))
             if not self.waiting:
-                continue  # whoever waited has given up
-            # of equal tags that of a newcomer comes first, whose own tag is the smallest
+                continue  # the waiting peers have given up
+            # among equal tags, a newcomer's comes first, because its own tag is the smallest
             peer = min(self.waiting, key=lambda peer: (self._tag(peer), self.tags.get(peer, 0.0)))
             self._served = self._tag(peer)
             turn = self.waiting[peer].popleft()
@@ -177,7 +177,7 @@ class Account:
 
 
 def _measured(spent: list[float], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function, and append the processor time of this thread that it took (s)."""
+    """Call a function, and append the processor time (s) that it took in this thread."""
     began = time.thread_time()
     try:
         return function(*arguments)

@@ -123,7 +123,7 @@ class Receiving:
     async def _one(self, peer: PeerId, link: Link) -> None:
         number, size, header = await self._opening(link)
         if not self._reputation.spend(peer, Channel.PUSH):
-            raise LinkBroken("more pushes than its allowance")
+            raise LinkBroken("the peer has sent more pushes than its allowance")
         try:
             landing = await self._handlers.open_push(peer, header, size)
         except Exception:
@@ -159,11 +159,11 @@ class Receiving:
             if kind is FrameKind.ABANDON and not plain:  # sent before the sender had pushed all data of a refused push
                 kind, number, plain = await link.receive_small()
         if scope.cancelled_caught and link.between_frames:
-            raise LinkBroken("nothing to receive")
+            raise LinkBroken("no push arrived in time")
         if scope.cancelled_caught:
-            raise BadPush("a push that does not begin", SLOWNESS)
+            raise BadPush("the header of a push did not arrive in time", SLOWNESS)
         if kind is not FrameKind.OPEN or len(plain) < 8:
-            raise BadPush("a push without a beginning")
+            raise BadPush("a push without a header")
         (size,) = struct.unpack_from(">Q", plain)
         if size > MAX_PUSH_BYTES:
             raise BadPush("an oversized push")
@@ -191,7 +191,7 @@ class Receiving:
                 if landing is not None:
                     landing.on_bytes()
         if scope.cancelled_caught:
-            raise BadPush("a push that comes too slowly", SLOWNESS)
+            raise BadPush("a push that arrives too slowly", SLOWNESS)
         if landing is not None and size <= AT_ONCE_BYTES:
             landing.complete()
         elif landing is not None:
@@ -382,9 +382,9 @@ class Bulk:
                 hello = (await receive(sock, len(FIRST_BYTE) + TOKEN_BYTES + MAC_BYTES))[len(FIRST_BYTE) :]
                 peer, keys, until = self._granted.pop(hello[:TOKEN_BYTES])
                 if trio.current_time() > until:
-                    raise LinkBroken("a grant that is not good any more")
+                    raise LinkBroken("the grant has expired")
                 if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
-                    raise LinkBroken("a false proof")
+                    raise LinkBroken("the proof is false")
                 await send(sock, keys.proof(b"listener"))
         except (OSError, KeyError, LinkBroken, GoneAway, trio.TooSlowError, trio.ClosedResourceError) as error:
             log.debug("a bulk socket was turned away: %r", error)

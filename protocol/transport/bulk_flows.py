@@ -40,7 +40,7 @@ from protocol.transport.bulk_link import LONG_WAY_S, SocketState
 WINDOW_S = 1.0
 WINDOWS = 64
 SMALLEST_SAMPLE_BYTES = 64 << 10
-"""Bytes of a window below which it says nothing; lines down to half a Mbit/s carry as much in a second."""
+"""Smallest number of bytes in a window that counts; lines down to half a Mbit/s carry as much in a second."""
 PACED_BELOW = 125e6
 """Bytes a second from which we leave the sharing of a line to TCP, because the processor is the limit."""
 GROWTH, FREE_GROWTH = 1.04, 1.5

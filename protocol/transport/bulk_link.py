@@ -171,7 +171,7 @@ class Link:
 
     def pace(self, bytes_per_s: float) -> None:
         """Limit the rate of sending, if the kernel can."""
-        pace = max(1, int(min(bytes_per_s, UNPACED)))  # 0 would be no limit
+        pace = max(1, int(min(bytes_per_s, UNPACED)))  # 0 would mean no limit
         if pace != self._pace and not self._broken and sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
             self._pace = pace
@@ -236,7 +236,7 @@ class Link:
         """Return kind, value and plaintext of the next frame, which must not be data."""
         kind, value, size = await self.receive_head()
         if kind is FrameKind.DATA or size > SMALL_BYTES:
-            raise self._break("data where there should be none")
+            raise self._break("an unexpected frame of data")
         plain = bytearray(size)
         await self.receive_body(memoryview(plain))
         return kind, value, bytes(plain)
@@ -246,7 +246,7 @@ class Link:
         await self._have(HEAD.size)
         length, kind, value = HEAD.unpack_from(self._in_buffer, self._in_start)
         if not TAG_BYTES <= length <= FRAME_BYTES + TAG_BYTES or kind not in _KINDS:
-            raise self._break("a frame that is none")
+            raise self._break("a malformed frame")
         return _KINDS[kind], value, length - TAG_BYTES
 
     async def has_come(self, size: int) -> None:
@@ -292,7 +292,7 @@ class Link:
             self._in_end += got
 
     def _wake_at(self, size: int) -> None:
-        """Do not wake this process for fewer bytes.  The end of the connection always wakes it."""
+        """Wake this process only for at least `size` bytes, or for the end of the connection."""
         if size != self._low_water:
             self._low_water = size
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)

@@ -217,7 +217,7 @@ class Sending:
             self.share_out()
 
     def instead(self, peer: PeerId, lane: Lane) -> Lane | None:
-        """Return an open socket for the pushes of `lane`, which could not be opened and is removed; None without one."""
+        """Return an open socket for the pushes of `lane`, which could not be opened and is removed; None if none is open."""
         lanes = self._lanes.get(peer, [])
         if lane not in lanes:
             return None  # the peer disconnected in the meantime, and may have reconnected
@@ -371,7 +371,7 @@ class Lane:
                 if not self.busy:
                     self._sending.turned()
                 if kind is not FrameKind.ANSWER or not plain or push is None:
-                    raise LinkBroken("an answer to nothing")
+                    raise LinkBroken("an answer without a push")
                 self._answered.set()
                 self._moved_at = trio.current_time()
                 push.end(None if plain[0] == 1 else Refused(plain[1:301].decode(errors="replace")))

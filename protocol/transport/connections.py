@@ -119,7 +119,7 @@ class DeadEnds:
                     nursery.start_soon(_ask, connection)
 
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
-        """Return (peer, connection, has_moved) for each newly dead connection; has_moved: our address is gone."""
+        """Return (peer, connection, has_moved) for each newly dead connection; has_moved: True if our address is gone."""
         now, all_of_them = trio.current_time(), list(self._all())
         self._silences.keep({connection for _, connection, _ in all_of_them})
         before = self._sockets
@@ -175,7 +175,7 @@ class DeadEnds:
 
 
 async def _ask(connection: Connection) -> None:
-    """Send a few bytes over a connection, which an end that lives acknowledges.  Raises nothing."""
+    """Send a few bytes over a connection; a live peer acknowledges them.  Raises nothing."""
     try:
         with trio.move_on_after(REPLACED_S):
             stream = await cast("IMuxedConn", connection.muxed_conn).open_stream()
@@ -190,7 +190,7 @@ async def _ask(connection: Connection) -> None:
 
 @dataclass(frozen=True)
 class Gone:
-    """The change to a peer without any connection, not even as a stranger."""
+    """The loss of a peer's last connection, even one as a stranger."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,12 @@ class Banned:
 
 @dataclass(frozen=True)
 class Connected:
-    """The change to a connected peer."""
+    """The change of a peer from disconnected to connected."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The change to a peer that is no longer connected.  lasted_s: seconds for which the peer was connected."""
+    """The change of a peer from connected to disconnected.  lasted_s: seconds for which the peer was connected."""
 
     lasted_s: float
 

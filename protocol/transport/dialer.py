@@ -44,16 +44,16 @@ from protocol.wire.identity import PeerId
 # Attempts to dial, with their problems in words for a user.
 
 
-REFUSED = "refused, nothing listens there"
+REFUSED = "refused, because nothing listens there"
 SILENT = "no answer in time"
-NO_ROUTE = "no way there from this network"
-NO_NAME = "its name has no address"
-FORBIDDEN = "its name leads to an address at which peers are not dialled"
+NO_ROUTE = "this network has no route to that address"
+NO_NAME = "the host name has no IP address"
+FORBIDDEN = "the host name leads to an IP address at which no peer may be dialled"
 WRONG_PEER = "another peer answers there"
-NO_PEER = "what answers there does not speak as a peer"
+NO_PEER = "the program that answers there is not a peer"
 OTHER_RUN = "that peer takes part in another run now"
-BANNED = "that peer is banned here for a while"
-ODD = "it cannot be dialled"
+BANNED = "this computer has banned that peer for a while"
+ODD = "that address cannot be dialled"
 MAX_CAUSES = 64
 
 _OF_ERRNO = {
@@ -137,10 +137,10 @@ class AddressStanding(IntEnum):
 class Entry:
     """The entry of one peer.
 
-    since: time at which the peer was entered or last met.  given: the user or this computer named the peer.  met: we reached
-    the peer, or it was connected for at least `LASTING_S`.  addresses: newest first.  due_at: time of the next attempt.
-    tried: the last attempt at each address.  other_run: the peer was connected and did not know our run.  Times are trio
-    times.
+    since: time at which the peer was entered or last met.  given: True if the user or this computer named the peer.  met:
+    True if we reached the peer, or if it was connected for at least `LASTING_S`.  addresses: newest first.  due_at: time of
+    the next attempt.  tried: the last attempt at each address.  other_run: True if the peer was connected and did not know
+    our run.  Times are trio times.
     """
 
     since: float
@@ -234,7 +234,7 @@ class Book:
         return [address for *_, address in sorted(found, key=lambda item: item[:3])]
 
     def _make_room(self, kept: bool, now: float) -> bool:
-        """Return True if a peer may be entered; remove another one if needed.  kept: the peer is given or a member."""
+        """Return True if a peer may be entered; remove another one if needed.  kept: True for given peers and members."""
         rivals = [(peer, entry) for peer, entry in self._entries.items() if self._is_kept(peer, entry) is kept]
         if len(rivals) < (MAX_KEPT if kept else MAX_STRANGERS):
             return True
@@ -335,7 +335,7 @@ class Dialer:
                 self._make_due(entry)
                 circuit = circuit_address(address)
                 if circuit is not None and self._is_connected(circuit.relay) and peer in self._attempts:
-                    self._attempts.pop(peer).cancel()  # once in a turn: the next one begins with the relayed address
+                    self._attempts.pop(peer).cancel()  # once in a turn; the next attempt begins with the relayed address
 
     def known(self) -> list[str]:
         """Return the addresses that are worth keeping on disk, best first."""

@@ -77,8 +77,9 @@ MAX_MESSAGES = 1024
 MAX_CONTROL = 128
 """Most subscriptions and control messages in an RPC.  For one topic, the library sends a few, and up to 64 delayed ones."""
 MAX_IDS = 1024
-"""Most IDs of messages that the control messages of an RPC name.  A neighbour offers those of three seconds at a time, and
-`FORWARDED` lets it forward 100 a second.  The time that the library needs to split our reply grows with their square."""
+"""Most IDs of messages that the control messages of an RPC name.  A neighbour offers the messages of three seconds at a
+time, and `FORWARDED` lets it forward 100 a second.  The time that the library needs to split our reply grows with their
+square."""
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class GossipIntake:
                 await self._turns(forwarder).take()
                 await self._guarded(pubsub, forwarder, RPC.FromString(raw), len(raw))
         except (DecodeError, MessageTooLarge, ParseError) as error:
-            self._reputation.penalise(peer_id_of(forwarder), ABUSE, f"gossip that is none: {error}")
+            self._reputation.penalise(peer_id_of(forwarder), ABUSE, f"unreadable gossip: {error}")
             await discard(cast(Stream, stream))
             pubsub._handle_dead_peer(forwarder)
         except IOException as error:
@@ -126,13 +127,13 @@ class GossipIntake:
             await self._take_in(pubsub, forwarder, rpc, size)
         except Exception as error:  # noqa: BLE001 - the library cannot read a key, a name or a number
             log.debug("the library fails at gossip of %s: %r", forwarder, error)
-            self._reputation.penalise(peer_id_of(forwarder), VIOLATION, "gossip that cannot be read")
+            self._reputation.penalise(peer_id_of(forwarder), VIOLATION, "gossip that the library cannot handle")
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
         """Handle an RPC within the allowance.  Each control message counts as a message, and so does an empty RPC."""
         peer = peer_id_of(forwarder)
         if _control_messages(rpc) > MAX_CONTROL or _named(rpc) > MAX_IDS or len(rpc.publish) > MAX_MESSAGES:
-            self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
+            self._reputation.penalise(peer, VIOLATION, "an RPC with too many entries")
             return
         rpc.ClearField("senderRecord")  # we dial no peer from a record, and the library would check and keep it
         cost = max(_control_messages(rpc), int(not rpc.publish))
@@ -365,7 +366,7 @@ class Gossip:
             log.exception("the gossip handler failed")
             return False
         if acceptance is Acceptance.REJECT:
-            self._reputation.penalise(peer, VIOLATION, "gossip that is malformed")
+            self._reputation.penalise(peer, VIOLATION, "a malformed message")
         return acceptance is Acceptance.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))
 
 

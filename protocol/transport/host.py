@@ -56,7 +56,7 @@ def limit_connections(swarm: HostConnections, reputation: Reputation) -> None:
         return muxers._annotate_connection(limited(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
 
     muxers.new_conn = new_connection  # type: ignore[method-assign]
-    swarm._stream_semaphore = None  # shared by all peers: one with many streams would block all others
+    swarm._stream_semaphore = None  # all peers share it, so a peer with many streams would block all others
 
 
 class _FrameCounter:
@@ -73,7 +73,7 @@ class _FrameCounter:
         if n == self._header_bytes and len(data) == n:
             channel = Channel.PING if data[1] == self._ping else Channel.FRAME
             if not self._reputation.spend(self._peer, channel):
-                raise ConnectionError("a peer that is banned")
+                raise ConnectionError("the peer is banned")
         return data
 
     def __getattr__(self, name: str) -> object:
@@ -104,7 +104,7 @@ def _limited_yamux(reputation: Reputation) -> type[Yamux]:
             allowed = sum(stream.target_recv_window for stream in self.streams.values())
             if length > MAX_FRAME_BYTES or unread + length > allowed + MAX_FRAME_BYTES:
                 reputation.penalise(self._sender, ABUSE, "more data than its window allows")
-                raise ConnectionError("a peer that overruns its window")
+                raise ConnectionError("the peer overran its window")
             return await super()._read_data_body(length)
 
     return LimitedYamux

@@ -64,7 +64,7 @@ class Acceptance(Enum):
 
     @classmethod
     def of_news(cls, is_news: bool) -> Acceptance:
-        """Return `ACCEPT` for news, `IGNORE` for anything else."""
+        """Return `ACCEPT` for a new message, otherwise `IGNORE`."""
         return cls.ACCEPT if is_news else cls.IGNORE
 
 
@@ -93,9 +93,9 @@ class Traffic:
 class LinkMeasurement:
     """Measurements of the open sockets to one peer.
 
-    reach: this computer, home network or internet; empty if a relay hides it.  round_trip_s: the shortest one without
-    queues; None if a relay or the kernel hides it.  up_bytes, down_bytes: carried by these sockets, headers of packets left
-    out.
+    reach: this computer, home network or internet; empty if a relay hides it.  round_trip_s: the shortest round trip,
+    without queues; None if a relay or the kernel hides it.  up_bytes, down_bytes: bytes that these sockets carried, without
+    packet headers.
     """
 
     reach: str = ""

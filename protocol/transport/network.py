@@ -377,7 +377,7 @@ class Stack:
                 self._handlers.on_peer_disconnected(peer)
 
     def _on_renewed(self, peer: PeerId, has_answered: bool) -> None:
-        """Restart a peer's traffic on another connection than before.  The peer was never disconnected.
+        """Restart a peer's traffic on another connection, although the peer was never disconnected.
 
         has_answered: True if the peer has just answered on that connection; if False, it may be the older connection.
         """
@@ -395,7 +395,7 @@ class Stack:
 
     def _on_ban(self, peer: PeerId, why: str) -> None:
         log.warning("banned %s: %s", peer, why)
-        text = f"{peer} was disconnected and stays out for a while: {clean(why)}"
+        text = f"{peer} was disconnected and is banned for a while: {clean(why)}"
         self._emit(Notice("warning", text, NoticeCode.PEER_BANNED, {"peer": peer, "reason": why}))
         self.inbound.revoke(peer)
         if self._tasks.is_open:
@@ -505,7 +505,7 @@ class Libp2pNetwork:
         return [f"{address}/p2p/{self.peer_id}" for address in here]
 
     def reachability(self) -> Reachability:
-        """Return the verdicts on the addresses of ours that other peers were asked to dial."""
+        """Return the verdicts on our addresses that other peers were asked to dial."""
         return self._stack.inquiry.now if self._stack is not None else Reachability({})
 
     async def ask_reachability(self) -> None:
@@ -571,7 +571,7 @@ class Libp2pNetwork:
         return self._stack is not None and self._stack.dead_ends.is_moving
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Dial these addresses with backoff while their peers are not connected.  claimed: other peers named them."""
+        """Dial these addresses with backoff while their peers are not connected.  claimed: True if others named them."""
         if self._stack is not None:
             self._stack.dialer.remember(addresses, claimed=claimed)
         elif not claimed:

@@ -53,13 +53,13 @@ class TokenBucket:
         return True
 
     def charge(self, allowance: Allowance, now: float, messages: float, size: float) -> None:
-        """Use the allowance for what has already happened; the bucket may owe some seconds afterwards."""
+        """Use the allowance for traffic that has already moved; the bucket may owe some seconds afterwards."""
         self._refill(allowance, now)
         self.messages_s -= messages / allowance.per_s
         self.bytes_s -= size / allowance.bytes_per_s
 
     def left_s(self, allowance: Allowance, now: float) -> float:
-        """Return the seconds' worth that is left of the scarcer of the two; less than 0 if the bucket owes some."""
+        """Return the seconds' worth left of messages or of bytes, whichever is less; negative if the bucket owes some."""
         self._refill(allowance, now)
         return min(self.messages_s, self.bytes_s)
 

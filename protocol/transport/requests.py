@@ -152,7 +152,7 @@ class MemoryBudget:
             return
         if not self.has_room(peer, size):
             self._refuse(peer)
-            raise Unreachable("no room for another question")
+            raise Unreachable("the memory budget has no room for another question")
         self._held[peer] += size
         try:
             yield
@@ -303,7 +303,7 @@ class Requests:
         return KeptStream(await ask_frame(self._host, peer, self._protocol, question, self._up))
 
     async def _begun(self, asked: KeptStream) -> int | None:
-        """Return the size of the answer that begins; None if the peer closed a kept stream before it read the question."""
+        """Return the size of the arriving answer; None if the peer closed a kept stream before it read the question."""
         from libp2p.network.stream.exceptions import StreamEOF
 
         try:
@@ -328,7 +328,7 @@ class Requests:
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a question of %s failed: %r", peer, error)
             if isinstance(error, Malformed | BadFrame):
-                self._reputation.penalise(peer, VIOLATION, f"a question that is none: {error}")
+                self._reputation.penalise(peer, VIOLATION, f"a malformed question: {error}")
             await discard(stream)
         else:
             await finish(stream)
@@ -365,7 +365,7 @@ class Requests:
             with ExitStack() as held:
                 raw = await self._read_question(peer, stream, size, held)
                 if not self._reputation.spend(peer, Channel.QUESTION, len(raw)):
-                    raise Unreachable("over its allowance")
+                    raise Unreachable("the peer has used up its allowance")
                 return await self._answer_it(peer, stream, raw, held, may_stay)
         finally:
             _count_down(self._open, peer)
@@ -448,8 +448,8 @@ class Requests:
         raise self._too_slow(peer)
 
     def _too_slow(self, peer: PeerId) -> Unreachable:
-        self._reputation.penalise(peer, SLOWNESS, "a question that did not come to its end")
-        return Unreachable("a question that did not come to its end")
+        self._reputation.penalise(peer, SLOWNESS, "a question that did not arrive in time")
+        return Unreachable("a question that did not arrive in time")
 
 
 def _count_down(counter: Counter[PeerId], peer: PeerId) -> None:
@@ -490,4 +490,4 @@ def decode_answer(raw: bytes) -> tuple[bytes | Refused, bool]:
             return answer["data"], stays_open
         if set(answer) == {"reason"} and isinstance(answer["reason"], str):
             return Refused(answer["reason"][:MAX_REASON_CHARS]), stays_open
-    raise BadFrame("an answer that is none")
+    raise BadFrame("a malformed answer")

@@ -82,7 +82,7 @@ async def agreement(stream: Stream, protocol: str) -> None:
         raise BadFrame("the other end speaks another version of multistream-select")
     answer = await read_exactly(stream, len(NOT_AVAILABLE))
     if answer == NOT_AVAILABLE:
-        raise NotSpoken(f"{protocol} is not spoken there")
+        raise NotSpoken(f"the other end does not speak {protocol}")
     if answer + await read_exactly(stream, len(agreed) - len(answer)) != agreed:
         raise BadFrame("the other end agrees to another protocol")
 

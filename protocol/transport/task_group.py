@@ -28,7 +28,7 @@ class TaskGroup:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[trio.Nursery]:
-        """Take tasks inside the context, which yields their nursery.  It must last as long as tasks come."""
+        """Take tasks inside the context, which yields their nursery.  Keep it open as long as tasks are started."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:

@@ -34,7 +34,7 @@ _FIXED_SIZES = tuple(_fixed_size(head) for head in range(256))
 
 
 class Malformed(ValueError):
-    """Error: bytes from outside break a rule of the protocol.  The text is one sentence for a person."""
+    """The error for bytes from outside that break a rule of the protocol.  The text is one sentence for a person."""
 
 
 def encode(value: Any) -> bytes:
@@ -94,7 +94,7 @@ def place_of(raw: bytes, key: str) -> slice | None:
 
 
 def _measure(raw: bytes, max_values: int) -> None:
-    """Scan the heads of all values; raise ValueError if there are too many or too deep ones, before any is allocated."""
+    """Scan the heads of all values, before any is allocated; raise ValueError for too many values or too deep nesting."""
     sizes, end, room = _FIXED_SIZES, len(raw), max_values
     outer: list[int] = []
     left, at = 1, 0
@@ -135,7 +135,7 @@ def _long_value(raw: bytes, at: int) -> tuple[int, int, int]:
     if head in _CONTAINERS:
         width, each = _CONTAINERS[head]
         return 1 + width, 0, int.from_bytes(raw[at + 1 : at + 1 + width], "big") * each
-    raise ValueError("a type that we do not use")
+    raise ValueError("a type that the protocol does not use")
 
 
 def _sorted(value: Any, depth: int) -> Any:

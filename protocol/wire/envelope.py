@@ -2,7 +2,7 @@
 
 `{v, run, kind, from, body, sig}` in canonical msgpack.  `sig` signs all other fields under a domain string, so a statement
 made for one run, or of one kind, can never pass for another.  `open_envelope` checks size, form, run and signature before
-the body is decoded; `protocol.wire.messages` decodes the body.  An envelope can be forwarded whole, and so is evidence to a
+the body is decoded; `protocol.wire.messages` decodes the body.  An envelope can be forwarded whole, so it is evidence to a
 third party.
 """
 
@@ -273,9 +273,9 @@ def _decode_body(cls: type[B], raw: bytes, fields: Any) -> B:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
+        raise Malformed(f"{cls.__name__} has a bad field {where!r:.60}: {first['msg']:.120}") from error
     if body.encode() != raw:  # for example, an integer in place of a float, or keys in another order
-        raise Malformed(f"{cls.__name__} that is not in canonical form")
+        raise Malformed(f"{cls.__name__} is not in canonical form")
     object.__setattr__(body, "__pydantic_fields_set__", _field_names(cls))
     return body
 

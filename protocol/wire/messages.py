@@ -113,25 +113,25 @@ def learned_from(batches: Iterable[UsedBatch], reward: float | None) -> Learned:
     for batch in batches:
         entries.setdefault(batch.author, []).append(batch.root + batch.tokens.to_bytes(TOKENS_BYTES, "big"))
     used = [UsedOfAuthor(author=author, batches=b"".join(sorted(entries[author]))) for author in sorted(entries)]
-    is_said = reward is not None and abs(reward) <= MAX_NUMBER  # NaN is not
+    is_said = reward is not None and abs(reward) <= MAX_NUMBER  # False for NaN
     return Learned(used=used, reward=reward if is_said else None)
 
 
 def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None:
-    """Raise `Malformed` if a member cannot have learned from this.  most_batches: per member.  most_tokens: per batch."""
+    """Raise `Malformed` for ill-formed batches, for more than `most_batches`, or for one of more than `most_tokens`."""
     if any(len(each.batches) % ENTRY_BYTES for each in learned.used):
-        raise Malformed("batches of rollouts that end in the middle of one")
+        raise Malformed("the list of rollout batches ends in the middle of a batch")
     named = [(batch.author, batch.root) for batch in learned.batches]
     if named != sorted(set(named)) or len({each.author for each in learned.used}) != len(learned.used):
-        raise Malformed("batches of rollouts that are named twice, or not in order")
+        raise Malformed("the batches of rollouts are named twice, or not in order")
     if len(named) > most_batches:
         raise Malformed(f"{len(named)} batches of rollouts, but a member may name at most {most_batches} in a round")
     if any(batch.tokens > most_tokens for batch in learned.batches):
-        raise Malformed("a batch of rollouts with more tokens than the run allows")
+        raise Malformed("a batch of rollouts has more tokens than the run allows")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The losses of a member on the sources of its run, if that mixes several.
+# The losses of a member on the sources of its run, if the run mixes several sources.
 #
 # READY and the record have an entry of `LOSS_BYTES` for each source that the member read, not a map, because a record may
 # have `MAX_MEMBERS` members.
@@ -171,13 +171,13 @@ def losses_in(stated: bytes) -> list[SourceMean]:
 def check_losses(stated: bytes, sources: int) -> None:
     """Raise `Malformed` if these cannot be losses of a run with so many sources."""
     if len(stated) % LOSS_BYTES:
-        raise Malformed("losses that end in the middle of a source")
+        raise Malformed("the list of losses ends in the middle of a source")
     means = losses_in(stated)
     numbers = [mean.source for mean in means]
     if numbers != sorted({*numbers}) or any(number >= sources for number in numbers):
-        raise Malformed("losses of sources that the run does not have, or not in order")
+        raise Malformed("the losses name a source that the run does not have, or are not in order")
     if not all(1 <= mean.tokens <= MAX_CLAIMED and abs(mean.loss) <= MAX_NUMBER for mean in means):
-        raise Malformed("the loss of a source is not a number, or counts no tokens")
+        raise Malformed("the loss of a source is not a number, or is a mean over no tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Ready(OnState, Pledge):
     different READYs with one serial prove a lie.  admission: proof that the sender was admitted; empty if the run needs
     none. rollouts: in a run of reinforcement learning, the batches from which the contribution was made.
     against: the sets of tasks that the sender's counts exclude.  losses: the losses on the sources, in a run that mixes
-    several.  stretches: the stretches that the sender read of its column, if it lacked blocks of its first steps.
+    several.  stretches: the stretches of its column that the sender read, if it lacked blocks of its first steps.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -297,7 +297,7 @@ def members_in(mask: bytes, members: int) -> list[int]:
     """Return the indices of the members in a mask (`mask_of`); raise `Malformed` for an empty or ill-sized one."""
     bits = int.from_bytes(mask, "little")
     if len(mask) != (members + 7) // 8 or bits == 0 or bits >> members:
-        raise Malformed("a chunk mask that does not fit the members")
+        raise Malformed("a chunk mask does not fit the members")
     return [index for index in range(members) if bits >> index & 1]
 
 
@@ -388,7 +388,7 @@ class Proposal(Body):
 
 
 class ChunkEntry(Body):
-    """One chunk of a result.  hash: of its codec bytes.  mask: the averaged members (bit i: members[i])."""
+    """One chunk of a result.  hash: the hash of its codec bytes.  mask: the averaged members (bit i: members[i])."""
 
     hash: HashField
     mask: Annotated[bytes, Field(min_length=1, max_length=MAX_MEMBERS // 8)]
@@ -449,8 +449,8 @@ class Signature(Body):
 class Certificate(Body):
     """A quorum of equal votes of one attempt, in one step.
 
-    absent: the electors without which the ballot was held.  The certificate contains them, and not the record, so that a
-    record that is carried into another ballot stays the same record.
+    absent: the electors without which the ballot was held.  They are in the certificate, not in the record, so a record that
+    is carried into another ballot stays the same record.
     """
 
     attempt: Count
@@ -529,7 +529,7 @@ class PrevoteCertificate(Body):
 
 
 class VoterState(Body):
-    """Statements that bind an elector at one tip; on disk before any statement that follows from them is sent.
+    """Statements that bind an elector at one tip; written to disk before a statement that follows from them is sent.
 
     attempt: attempt of the last view change or vote.  absent, first, second: the votes in that attempt.
     """

@@ -50,7 +50,7 @@ LINE_BREAK = "↵"
 
 
 def sample_line(text: str) -> str:
-    """Return a model's text as a sample: one line of printable characters, of which the first ones are kept."""
+    """Return the beginning of a model's text as a sample: one line of printable characters."""
     lines = text.replace("\n", LINE_BREAK)
     return "".join(each if each.isprintable() else " " if each.isspace() else "\ufffd" for each in lines)[:MAX_SAMPLE]
 
@@ -58,7 +58,7 @@ def sample_line(text: str) -> str:
 class Measurement(Body):
     """The held-out loss (nats a token) of the state after `rounds` rounds that the sender claims to have measured.
 
-    losses: of the sources of the run's data, in their order; empty, and not written, if there is one source.
+    losses: the losses on the sources of the run's data, in their order; empty, and not written, if there is one source.
     samples: completions of the run's prompts, in their order; empty, and not written, if the run has none.
     """
 
@@ -111,7 +111,7 @@ class Heartbeat(Body):
 
 
 class Goodbye(Body):
-    """Statement of a peer that it leaves on purpose; from then on it is no elector."""
+    """Statement of a peer that it leaves on purpose; from then on, it is not an elector."""
 
     KIND: ClassVar[str] = "goodbye"
     BY_GOSSIP: ClassVar[bool] = True

@@ -97,9 +97,9 @@ class Amendment(Body):
     def _in_order(self) -> Self:
         slots = [each.slot for each in self.sets]
         if slots != sorted(set(slots)) or len({each.root for each in self.sets}) != len(slots):
-            raise ValueError("sets that are not in the order of their slots, or twice")
+            raise ValueError("the sets are not in the order of their slots, or a slot occurs twice")
         if sum(each.size for each in self.sets) > MAX_ADMITTED_BYTES:
-            raise ValueError("sets with too many bytes")
+            raise ValueError("the sets have too many bytes")
         return self
 
 

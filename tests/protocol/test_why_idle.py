@@ -125,8 +125,8 @@ async def test_a_long_exchange_says_for_whom_and_then_for_what_it_waits() -> Non
     [
         (["x"], False, Phase.READY, "1 ready, waiting for kitchen"),
         ([], False, Phase.READY, "1 ready, waiting for the proposal"),
-        (["me", "x"], False, Phase.SYNCING, "nobody gave us 5 parts of the result of round 0 in 3 tries"),
-        ([], True, Phase.SYNCING, "nobody gave us 5 parts of the result of round 0 in 3 tries"),
+        (["me", "x"], False, Phase.SYNCING, "no peer sent us 5 parts of the result of round 0 in 3 tries"),
+        ([], True, Phase.SYNCING, "no peer sent us 5 parts of the result of round 0 in 3 tries"),
     ],
     ids=["somebody", "nobody", "for us: what we do is shown", "it votes or fetches a result"],
 )
@@ -135,6 +135,6 @@ def test_a_peer_says_whom_a_round_waits_for(awaited: list[str], settles: bool, p
     membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
     report = RoundReport(SimpleNamespace(me="me"), membership, activity, abstains=False)  # type: ignore[arg-type]
     machine: Any = SimpleNamespace(waiting_for=lambda view: awaited, ready_count=1, is_settling=settles)
-    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "nobody gave us 5 parts of the result of round 0 in 3 tries")
+    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "no peer sent us 5 parts of the result of round 0 in 3 tries")
     report.waiting(machine, None, 1)  # type: ignore[arg-type]
     assert (activity.phase, activity.detail) == (phase, detail)

@@ -23,5 +23,5 @@ def test_only_the_peer_whose_clock_is_wrong_is_told_once() -> None:
 
     holds(simulate(4, scenario))
     skew = "2 h 3 min ahead of the clocks of"
-    assert told == [(0, f"this computer's clock is {skew} 2 peers; set it (invitations end by it)")]
+    assert told == [(0, f"this computer's clock is {skew} 2 peers; set the clock, because invitations expire by it")]
     assert skews == [f"{skew} 3 peers", "", "", ""]

@@ -27,6 +27,6 @@ def test_a_peer_that_was_set_back_votes_again_after_two_rounds() -> None:
         committed = [event.round for event in events if isinstance(event, RoundCommitted)]
         [voted, *_] = [event.round for event in events if isinstance(event, RoundVoted)]
         assert voted == committed[ABSTENTIONS - 1] + 1, "it took part in two rounds without a vote"
-        assert Notice("info", f"votes again, from round {voted} on") in events
+        assert Notice("info", f"this peer votes again from round {voted} on") in events
 
     holds(simulate(4, scenario))

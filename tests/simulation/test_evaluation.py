@@ -182,7 +182,7 @@ def test_claims_of_a_stranger_and_of_a_member_that_was_not_drawn_are_dropped_onc
             seat.peer: 1 for seat in world.seats if seat is not liar
         }
         reasons = [reason for _, author, reason in drops if author == ghost.peer]
-        assert reasons == ["it was no member of that round"] * len(world.seats)
+        assert reasons == ["the peer was not a member of that round"] * len(world.seats)
 
     lived(3, scenario, run_with_prompts())
 

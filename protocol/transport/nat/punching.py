@@ -56,7 +56,7 @@ MIRROR_S = 3.0
 
 
 class Mirror:
-    """The answers on sockets that begin with `MIRROR_FIRST_BYTE`."""
+    """The mirror service, on sockets that begin with `MIRROR_FIRST_BYTE`."""
 
     def __init__(self, doorstep: Doorstep) -> None:
         self._doorstep = doorstep
@@ -72,7 +72,7 @@ class Mirror:
 async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
     """Return the endpoint at which a mirror sees `sock`.  Raises OSError or trio.TooSlowError.
 
-    sock: bound, not yet connected.
+    sock: a socket that is bound but not connected.
     """
     with trio.fail_after(MIRROR_S):
         await sock.connect(mirror)
@@ -81,7 +81,7 @@ async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
         while len(data) < END.size and (more := await sock.recv(END.size - len(data))):
             data += more
     if len(data) < END.size:
-        raise OSError("the mirror says nothing")
+        raise OSError("the mirror does not answer")
     return read_end(data)
 
 
@@ -167,11 +167,11 @@ def read_candidates(data: bytes) -> list[DialCandidate]:
 
 
 def at_its_addresses(candidates: Sequence[DialCandidate], seen: End | None) -> list[DialCandidate]:
-    """Return the candidates that may be a peer's; another peer could name any computer.
+    """Return the candidates that may belong to the peer, because a peer could name any computer.
 
-    seen: the endpoint at which we, or a relay, see the peer: then only its address counts.  None for a relayed member: then
-    of each family one address on the internet counts, and one in a home network, the first that the peer names.  All
-    addresses of an IPv6 network of 64 bits count as one.
+    seen: the endpoint at which we, or a relay, see the peer; only candidates at its address count.  None for a relayed
+    member; then, in each family, the first address that it names on the internet counts, and the first in a home network.
+    All addresses of an IPv6 network of 64 bits count as one.
     """
     named = [(each, ip, _network(ip)) for each in candidates if (ip := address_of(each.end[0])) is not None]
     at = address_of(seen[0]) if seen is not None else None
@@ -186,7 +186,7 @@ def _network(ip: Address) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 class Race:
-    """One race.
+    """A race of sockets between our peer and another one.
 
     leads: True if our peer leads.  local_port: the port, known to the other peer, from which we dial punched candidates;
     None to dial no punched candidates.
@@ -222,7 +222,7 @@ class Race:
                         nursery.start_soon(self._check, sock, kind, nursery.cancel_scope, True)
         except BaseException:
             if self._won is not None:
-                self._won[0].close()  # no caller will get it
+                self._won[0].close()  # no caller will receive the socket
             raise
         finally:
             self._arrived_in.close()
@@ -352,7 +352,7 @@ class Meetings:
             theirs, connection = await ask(self._host, peer, self._protocol, ours, OFFER_BYTES, ANSWER_S)
             won = await self._race(token_of(ours, theirs), True, self._to_dial(peer, connection, theirs), outside)
         if won is None:
-            raise Unreachable(f"no way to {short_id(peer)} without a relay")
+            raise Unreachable(f"no path to {short_id(peer)} without a relay")
         return won[0], Way(won[1])
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
@@ -368,7 +368,7 @@ class Meetings:
 
     async def _answer(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
         if not self._tasks.is_open or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
-            raise Unreachable("no meeting now")
+            raise Unreachable("no meeting is possible now")
         with ExitStack() as held:
             held.enter_context(self._place(self._members.has_member(peer)))
             outside = await self._outside(held)
@@ -391,10 +391,10 @@ class Meetings:
             self._running[is_member] -= 1
 
     def _to_dial(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> list[DialCandidate]:
-        """Return the endpoints in a peer's offer that we dial, and use up allowance for them.  connection: carried it.
+        """Return the endpoints in a peer's offer that we dial, and use up allowance for them.
 
-        A peer behind a relay is dialled where the relay sees it; a member also elsewhere, because it may speak to the relay
-        over IPv6, while holes are punched for IPv4.
+        connection: the connection that carried the offer.  A peer behind a relay is dialled where the relay sees it.  A
+        member is also dialled elsewhere, because it may speak to the relay over IPv6, while holes are punched for IPv4.
         """
         way, is_member = way_of(connection), self._members.has_member(peer)
         seen, own = remote_end(connection) or way.seen, at_interfaces(self._listening())
@@ -437,7 +437,7 @@ class Meetings:
         return [*punched, *map(DialCandidate, self._listening())][:MAX_CANDIDATES]
 
     async def _outside(self, held: ExitStack) -> Outside | None:
-        """Ask mirrors where our router shows a port from which we shall dial; return None if no mirror answers.
+        """Return one of our ports for dialling, and the endpoint at which a mirror sees it; None if no mirror answers.
 
         held: receives the socket that the mirror saw.  The socket stays open so that the router keeps its mapping.
         """

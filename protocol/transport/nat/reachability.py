@@ -145,7 +145,7 @@ def read_answer(data: bytes) -> DialBackAnswer:
     code, packed = _ANSWER.unpack(data)
     ip = address_of(str(ipaddress.IPv6Address(packed)))
     if code not in _VERDICTS or ip is None:
-        raise BadFrame("an answer that is none")
+        raise BadFrame("a malformed answer")
     return DialBackAnswer(str(ip), _VERDICTS[code])
 
 

@@ -150,7 +150,7 @@ class RelayService:
         wanted, name = QUESTION.unpack(question)
         try:
             if not self._connected(peer) or not self._rate:
-                raise Refusal("not for strangers, or for nobody")
+                raise Refusal("the asker is a stranger, or this peer relays nothing")
             if wanted == PLACE:
                 self._give_place(peer)
                 return ANSWER.pack(1, bytes(TOKEN_BYTES), kb_per_s(self._rate), bytes(END.size))
@@ -181,7 +181,7 @@ class RelayService:
     async def _connect(self, asker: PeerId, asked: PeerId) -> bytes:
         """Summon a peer to a circuit with `asker`; return the asker's token.  Raises `Refusal`."""
         if not is_peer_id(asked) or asked == asker or asked not in self._places or not self._connected(asked):
-            raise Refusal("a peer that cannot be reached through us")
+            raise Refusal("the wanted peer cannot be reached through us")
         if not self._tasks.is_open or not self._reputation.spend(asker, Channel.CIRCUIT) or not self._has_room(asker, asked):
             raise Refusal("too many circuits")
         circuit = _Circuit(asker, asked, (os.urandom(TOKEN_BYTES), os.urandom(TOKEN_BYTES)))
@@ -192,10 +192,10 @@ class RelayService:
             answer, _ = await ask(self._host, asked, self._summons, summons, 1, ANSWER_S)
         except Exception as error:
             self._drop(circuit)
-            raise Refusal(f"it does not come: {error}") from error
+            raise Refusal(f"the wanted peer does not answer the summons: {error}") from error
         if answer != b"\x01":
             self._drop(circuit)
-            raise Refusal("it does not want to")
+            raise Refusal("the wanted peer declines the summons")
         return circuit.tokens[0]
 
     def _has_room(self, asker: PeerId, asked: PeerId) -> bool:
@@ -262,8 +262,8 @@ LOOK_S = 2.0
 KEEP_S = 30.0
 """Seconds after which we ask for a place again: the relay may have given it to another peer without telling us."""
 MAX_AGAIN_S = 60.0
-"""Longest pause before we ask a relay again that refused.  The first pause is `LOOK_S`, because our handshake with the relay
-may not be complete yet; each further pause is twice as long."""
+"""Longest pause before we ask a relay again that has refused.  The first pause is `LOOK_S`, because our handshake with the
+relay may not be complete yet; each further pause is twice as long."""
 MAX_REMEMBERED = 1024
 SOON_S, AT_ONCE = 0.5, 8
 """Seconds without an answer after which we ask another relay as well, and most relays asked at one time.  So a relay that
@@ -424,7 +424,7 @@ class Circuits:
             return
         finally:
             self._coming[relay] -= 1
-            self._coming += Counter()  # without relays whose count is zero
+            self._coming += Counter()  # removes relays whose count is zero
         await self._take(trio.SocketStream(sock), relayed_group(relay), way)
 
     async def _come(self, relay: End, token: bytes) -> trio.socket.SocketType:

@@ -87,7 +87,7 @@ class Improving:
                 await begin_connection(self._swarm, sock, way, peer)
                 return
             except Exception as error:  # noqa: BLE001 - the library raises anything
-                log.debug("no better way to %s: %r", peer, error)
+                log.debug("no better path to %s: %r", peer, error)
             await trio.sleep(backoff.failed())
 
     async def _drop_relayed(self, peer: PeerId) -> None:
@@ -240,7 +240,7 @@ class Traversal:
                 return (await self.circuits.open(name, peer))[0]
             except (Unreachable, OSError) as error:
                 problem = Unreachable(str(error))
-        raise problem or Unreachable(f"no way to {short_id(peer)}")
+        raise problem or Unreachable(f"no path to {short_id(peer)}")
 
     def _mirrors(self) -> list[End]:
         return list(self._dialled().values())

@@ -68,7 +68,7 @@ def test_what_was_tried_how_often_and_why_not_is_said_within_seconds_and_then_no
     ]
     assert from_fields(first.to_fields()) == first and first.severity == "warning"
     line = first.sentence()
-    assert "192.0.2.1 port 4001 (3 times: refused, nothing listens there)" in line and "peer runs" in line
+    assert "192.0.2.1 port 4001 (3 times: refused, because nothing listens there)" in line and "peer runs" in line
     assert "\n" not in line and "nothing listens there" in watch.search.summary
 
 

@@ -123,12 +123,12 @@ def test_the_peer_that_runs_here_is_asked_for_its_lines(tmp_path: Path) -> None:
 
 def test_a_peer_that_cannot_measure_says_why(tmp_path: Path) -> None:
     async def refuses(fields: dict[str, Any]) -> dict[str, Any]:
-        raise ControlError("no other peer of the run is connected; wait for one")
+        raise ControlError("no other peer of the run is connected; wait until one is")
 
     async def confuses(fields: dict[str, Any]) -> dict[str, Any]:
         return {"run": status().run, "peers": [{}], "up_bytes_per_s": 0.0}
 
-    for number, (lines, reason) in enumerate([(refuses, "wait for one"), (confuses, "another version")]):
+    for number, (lines, reason) in enumerate([(refuses, "wait until one is"), (confuses, "another version")]):
 
         def ask(data: Path = tmp_path / str(number), reason: str = reason) -> None:
             with pytest.raises(PeerError, match=reason):

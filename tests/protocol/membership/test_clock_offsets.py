@@ -96,7 +96,7 @@ def test_it_is_warned_of_once_and_ends_when_the_clock_is_set() -> None:
         if clocks.offsets.compared:
             break
     assert clocks.offsets.take_warning() == (
-        "this computer's clock is 2 h 3 min behind the clocks of 2 peers; set it (invitations end by it)"
+        "this computer's clock is 2 h 3 min behind the clocks of 2 peers; set the clock, because invitations expire by it"
     )
     assert clocks.offsets.take_warning() == "" and clocks.offsets.skew
     clocks.wall, clocks.boot = clocks.wall + 7380 + 1000, clocks.boot + 1000

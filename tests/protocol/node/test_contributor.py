@@ -234,7 +234,7 @@ async def test_who_begins_late_does_fewer_steps(table: Table, ahead: int, left: 
 async def test_a_trainer_that_gave_up_contributes_nothing(table: Table) -> None:
     table.trainer.deaths.append(TrainerGaveUp("out of memory"))
     assert await table.contributor.compute(FAR, table.work) is None
-    assert table.activity.detail == "no trainer any more: out of memory"
+    assert table.activity.detail == "the trainer gave up: out of memory"
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(nan, 1.0), (inf, 1.0), (1e30, 1.0), (2.0, nan), (2.0, inf)])

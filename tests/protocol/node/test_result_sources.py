@@ -45,8 +45,8 @@ async def test_a_peer_that_alone_voted_for_a_lost_result_says_that_its_vote_bind
         await ResultSources(supplies, Membership(ME.peer_id, 0.0, TheseMembers()), activity).fetch(
             effect, [0], memoryview(b"")
         )
-    said = f"our own vote binds us to the record of round {RECORD.round}; nobody gave us 1 part of the result of round"
-    assert activity.detail.startswith(said) and activity.detail.endswith("tries; asking everybody who is here")
+    said = f"our own vote binds us to the record of round {RECORD.round}; no peer sent us 1 part of the result of round"
+    assert activity.detail.startswith(said) and activity.detail.endswith("tries; asking all live peers")
 
 
 @pytest.mark.parametrize("certified", [True, False])
@@ -76,4 +76,4 @@ async def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certi
     assert len(asked.sources) == FAILURES + 2
     begin = "the others have agreed on round" if certified else "cannot check the proposed record"
     assert details[0] == "" and details[-1].startswith(begin)
-    assert "nobody gave us 2 parts" in details[-1] and "asking ann, " in details[-1] and "4 tries" in details[-1]
+    assert "no peer sent us 2 parts" in details[-1] and "asking ann, " in details[-1] and "4 tries" in details[-1]

@@ -124,7 +124,7 @@ async def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_r
     deaths.append(TrainerGaveUp("out of memory"))
     with trio.move_on_after(1000) as scope:
         await keeper.restore()
-    assert scope.cancelled_caught and table.activity.detail == "no trainer any more: out of memory"
+    assert scope.cancelled_caught and table.activity.detail == "the trainer gave up: out of memory"
 
 
 async def test_a_move_that_was_judged_again_is_made_though_it_is_another_object(table: Table) -> None:
@@ -167,11 +167,14 @@ async def test_the_wait_for_lost_results_names_those_who_may_have_them(table: Ta
         await keeper.reach_tip()
     lost = "the results of rounds 0 to 2 are damaged or missing on this disk"
     name = table.membership.name(ANN.peer_id)
-    assert table.activity.detail == f"{lost}; waiting for {name}, who may have what is missing; given up after 20 s"
+    assert (
+        table.activity.detail
+        == f"{lost}; waiting for {name}, which may have the missing results; this peer gives up after 20 s"
+    )
     table.hear(ANN.peer_id, table.theirs, name="attic")
     with trio.move_on_after(1):
         await keeper.reach_tip()
-    assert table.activity.detail == f"{lost}; asking attic; given up after 20 s"
+    assert table.activity.detail == f"{lost}; asking attic; this peer gives up after 20 s"
 
 
 @pytest.mark.parametrize("is_bound", [True, False], ids=["voted", "did not vote"])
@@ -194,13 +197,13 @@ async def test_a_peer_that_knows_no_other_gives_its_lost_results_up_soon_or_says
         await keeper.reach_tip()
     assert (trio.current_time() - began > LONE_S + 2) is bool(addresses)
     whom = (
-        "looking for peers of the run at the addresses kept from before"
+        "looking for peers of the run at addresses from an earlier start"
         if addresses
         else "no other peer of the run is known"
     )
     assert table.activity.detail == (
         "the results of rounds 1 to 2 are damaged or missing on this disk; "
-        f"{whom}; given up after {20 if addresses else LONE_S:.0f} s"
+        f"{whom}; this peer gives up after {20 if addresses else LONE_S:.0f} s"
     )
     if lost is None:
         assert (history.length, table.of(RolledBack)) == (1, [RolledBack(1, 2, "")])

@@ -86,7 +86,7 @@ def test_a_file_that_nobody_gives_is_said_to_be_missing_once_with_the_remedy(tmp
     [told] = [event for event in peers.events if isinstance(event, Notice) and event.level == "warning"]
     assert "tasks.jsonl" in told.text and "ask the organiser" in told.text
     assert "tasks.jsonl" in peers.states[2] and "nobody" not in peers.states[2]
-    assert peers.states[-1].startswith("nobody has given the run's file tasks.jsonl for 8")
+    assert peers.states[-1].startswith("no peer has sent the run's file tasks.jsonl for 8")
 
 
 def test_how_far_a_file_is_can_be_read_and_what_came_is_no_silence(tmp_path: Path) -> None:
