@@ -53,7 +53,7 @@ class WhyIdle(str, Enum):
     COMMITTING = "committing", "nothing; it takes seconds when enough of the electors are here"
     TRAINER_RESTARTING = "trainer restarting", "the end of `trainer.log` in the run's folder says why"
     COMPUTER_BUSY = "computer busy", "nothing; or end other programs, or `peer pause` until they are done"
-    PAUSED = "paused", "run `peer resume`, or press `p` in the interface"
+    PAUSED = "paused", "`peer resume`, or `p` in the interface"
     OUTSIDE_HOURS = "outside hours", "nothing; or set other hours with `peer config schedule`"
     ON_BATTERY = "on battery", "plug it in, or run `peer config on_battery yes`"
     IN_USE = "in use", "nothing; or set a shorter time with `peer config unused_for`"

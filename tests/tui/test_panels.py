@@ -356,7 +356,7 @@ def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> Non
     picture = Picture()
     picture.update(status(phase="paused", why_idle="paused", why_detail="paused by you"))
     picture.apply(Stamped(0.0, 0.0, ev.ExchangeProgress(12, 5, 5, [])))
-    remedy = "run `peer resume`, or press `p` in the interface"
+    remedy = "`peer resume`, or `p` in the interface"
     assert header.draw(picture, "", 78, True)[1].plain == f"{'PAUSED paused by you':<{78 - len(remedy)}}{remedy}"
     below = [row.plain.rstrip() for row in header.draw(picture, "", 50, True)[1:]]
     assert below == ["PAUSED paused by you", f"to do: {remedy}"], "below it, where there is no room beside it"
