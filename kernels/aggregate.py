@@ -109,7 +109,7 @@ def agreement_of(result: Any, layout: Layout) -> Fraction:
 
 
 def weighted_median(each: Iterable[tuple[Fraction, int]]) -> Fraction:
-    """Return the median of values that count as often as told; of two middle values, the larger."""
+    """Return the median of values with these counts; of two middle values, the larger."""
     ordered = sorted(each)
     half, passed = sum(count for _, count in ordered) / 2, 0
     for value, count in ordered:

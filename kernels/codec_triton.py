@@ -236,7 +236,7 @@ def _mean_kernel(
     FORMAT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Encode the sum of the members' decoded values times their shares, in order; `addresses_ptr`: of their bytes."""
+    """Encode the sum of the members' decoded values times their shares, in order.  addresses_ptr: addresses of the bytes."""
     rows = tl.program_id(0).to(tl.int64) * (_TILE // BLOCK) + tl.arange(0, _TILE // BLOCK)
     places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = places < count
@@ -254,7 +254,7 @@ def _mean_kernel(
 
 @triton.jit
 def _largest(bits, wanted):
-    """Return a mask of the `wanted` largest of `bits`, of equal ones those at lower places; -1 is never among them."""
+    """Return a mask of the `wanted` largest of `bits`; of equal ones, the lower places win; -1 is never among them."""
     least = tl.zeros((), tl.int32)
     for step in range(31):
         higher = least | (tl.full((), 1, tl.int32) << (30 - step))

@@ -5,9 +5,9 @@ weights.  `RowMixture.place` names the source of a row and its index among all r
 many rows of each source the first rows hold.  An index that exceeds the rows of a source begins its next epoch.
 
 Within a phase the rows follow the quota method (Balinski and Young 1975, "The quota method of apportionment"): a source
-is eligible while it has fewer rows than its share of the rows so far, and of the eligible sources the one comes next whose
-next row is due first.  After any number of rows each source has its share, rounded up or down.  The order repeats after
-as many rows as the weights add up to, so a place is looked up in a table.
+is eligible while it has fewer rows than its share of the rows so far, and the eligible source whose next row is due first
+comes next.  After any number of rows each source has its share, rounded up or down.  The order repeats after as many rows as
+the weights add up to, so a place is looked up in a table.
 """
 
 from __future__ import annotations

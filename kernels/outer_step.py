@@ -105,7 +105,7 @@ SPARSE_MOST = Fraction(8)
 def automatic(weights: Sequence[int], inner_steps: int, codec: Codec, agreement: Fraction) -> OuterStep:
     """Return the outer step after a round of H = `inner_steps` with members of these weights (`aggregate.weights_of`).
 
-    agreement: of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).
+    agreement: agreement of the members, from 0 to 1 (`kernels.aggregate.agreement_of`).
     """
     effective = effective_members(weights)
     members, several = independent_members(effective, agreement), _between(RATES, inner_steps)

@@ -33,7 +33,7 @@ class UnusableFile(OSError):
 def open_outside(path: Path, below: Path | None = None) -> BinaryIO:
     """Open a regular file for reading.  Raises OSError, with the reason in `strerror`.
 
-    below: the folder that a person named, in which the file's real path must lie; None for the one that `path` names.
+    below: the folder that a person named, in which the file's real path must lie; None for the folder that `path` names.
     """
     folder = path.parent if below is None else below
     try:

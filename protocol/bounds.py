@@ -1,6 +1,6 @@
 """Bounds on what others can cost us: waits that grow with each failure, and memories of a limited size.
 
-Whoever uses them names the limits, and says what they are for.
+The users of these classes name the limits and state their purpose.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class NoRoom(OSError):
 
 
 FAULT_BYTES = 1 << 16
-"""Aligned bytes around a used one that Linux maps with it, so that a use of one part may map the end of the part before."""
+"""Aligned bytes that Linux maps together with a used byte, so that using one part may map the end of the part before."""
 
 
 class FileMapping(mmap.mmap):
@@ -94,7 +94,7 @@ def pieces_of(view: memoryview, size: int) -> Iterator[memoryview]:
 
 
 WRITE_BYTES = 8 << 20
-"""Bytes that are written at a time."""
+"""Number of bytes written at a time."""
 
 
 class Disk:
@@ -271,7 +271,7 @@ def _sentence(error: OSError, path: Path) -> StoreFailed:
     if _is_for_room(error):
         return StoreFull(f"the disk that holds {path.parent} is full: make room there, or choose another --data-dir")
     return StoreFailed(
-        f"the disk that holds {path.parent} failed ({error.strerror or error}): look after it, or choose another --data-dir"
+        f"the disk that holds {path.parent} failed ({error.strerror or error}): check it, or choose another --data-dir"
     )
 
 

@@ -1,4 +1,4 @@
-"""The interface for running blocking work outside the event loop, and who is charged for the work."""
+"""The interface for running blocking work outside the event loop, and for charging it to a peer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def charging(payer: Payer) -> Iterator[None]:
     """Charge `payer` for blocking work of the current task inside the context.
 
     Tasks that the current task starts work for us: they may outlast the answer, others may wait for them, and a liar in debt
-    must not delay its own conviction.  So an answer awaits whatever its asker should pay for.
+    must not delay its own conviction.  So an answer awaits all work for which its asker should pay.
     """
     before = _PAYER.set((trio.lowlevel.current_task(), payer))
     try:
@@ -54,7 +54,8 @@ def charged(offload: Offload) -> Offload:
 def one_at_a_time(offload: Offload) -> Offload:
     """Return `offload`, except that one piece of work runs at a time.
 
-    To charge for such work, write `charged(one_at_a_time(offload))`: whoever waits for its turn then keeps nobody waiting.
+    To charge for such work, write `charged(one_at_a_time(offload))`: a task that waits for its turn then keeps no other task
+    waiting.
     """
     lock = trio.Lock()
 

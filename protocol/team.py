@@ -22,7 +22,7 @@ INVISIBLE = frozenset(
 
 @lru_cache(maxsize=MAX_CACHED)
 def team_named(text: str) -> str:
-    """Return the name of a team in its only form (NFC); empty if `text` is no such name.
+    """Return the name of a team in its only form (NFC); empty if `text` is not a valid name.
 
     A name has letters, digits, hyphens, underscores and single spaces.  It begins with a letter or a digit, and does not end
     with a space.

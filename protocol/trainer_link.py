@@ -33,7 +33,7 @@ class TrainerGaveUp(TrainerDied):
 
 
 class NotMeasured(Exception):
-    """The evaluation failed, but not the trainer; the text gives the reason."""
+    """Failure of an evaluation, but not of the trainer; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class Contribution:
     data: encoded pseudo-gradient, valid until another compute ends, or begins without `ComputeTask.continues`.
     reward: mean reward of the rollouts used for training, 0 to 1; None if the trainer trained on text.  kl: distance of the
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
-    tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.  margin, accuracy:
-    mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the best one by
-    reward, then one with the median reward; none for text.  informative: number of problems whose answers had different
-    rewards, from which alone something is learned; None for text.
+    tried: outcomes of the problems that come from a set of tasks.  losses: losses on each source that was read.  margin,
+    accuracy: mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the
+    best one by reward, then one with the median reward; none for text.  informative: number of problems whose answers had
+    different rewards, from which alone something is learned; None for text.
     """
 
     round: int
@@ -123,8 +123,9 @@ class Contribution:
 
 @dataclass(frozen=True)
 class EvaluatedLoss:
-    """Held-out loss in nats a token; any float, including NaN.  losses: of each source of the run's data, by its name.
+    """Held-out loss in nats a token; any float, including NaN.
 
+    losses: losses on each source of the run's data, by its name.
     samples: completions of the run's prompts, in their order, as the model wrote them; none if none were asked for.
     """
 

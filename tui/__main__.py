@@ -53,7 +53,7 @@ def main() -> int:
     if ending.words:
         print(ending.words, file=sys.stderr)
     elif view.left:
-        print(f"{view.left[:1].upper()}{view.left[1:]}; the same command goes on from there.")
+        print(f"{view.left[:1].upper()}{view.left[1:]}; the same command continues from there.")
     return ending.code
 
 

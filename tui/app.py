@@ -1,6 +1,6 @@
 """Terminal interface of a running peer: panels, keys, and the commands that the keys send to the peer.
 
-Everything shown comes from a `FeedSource`.  Twice a second the interface takes all news since the last frame, so that a
+Everything shown comes from a `FeedSource`.  Twice a second the interface takes all messages since the last frame, so that a
 flood of events costs one redraw.  Commands to the peer block in threads, never in the event loop.
 """
 
@@ -72,7 +72,7 @@ SAMPLES = "9"
 
 
 class PeerApp(App[None]):
-    """View of the news from `source`, until it is closed or its own peer has ended.
+    """View of the messages from `source`, until it is closed or its own peer has ended.
 
     own: the peer that this interface started; that peer leaves when the view closes, unless it was detached.
     unicode: True if the terminal can draw more than ASCII.  theme: the colours to begin with, by name.
@@ -172,8 +172,8 @@ class PeerApp(App[None]):
     # -- messages of the peer -----------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Fold all news since the last call into the picture, and draw it."""
-        ended = self._own is not None and self._own.ending() is not None  # checked first: no news comes after the end
+        """Fold all messages since the last call into the picture, and draw it."""
+        ended = self._own is not None and self._own.ending() is not None  # checked first: no message comes after the end
         told = self._source.take()
         for each in told:
             match each:
@@ -207,7 +207,7 @@ class PeerApp(App[None]):
                 panel.show()
 
     def _arrange(self, size: Size) -> None:
-        """Choose the panels to show: all, if the terminal has room and no panel is to be alone; else one, with tabs."""
+        """Choose the panels to show: all, if the terminal has room and no panel is to be alone; otherwise one, with tabs."""
         below = self.screen_stack[0]  # the screen below a dialog, if one is open
         together = size.width >= WIDE and size.height >= HIGH and not self._alone
         below.set_class(together, "together")
@@ -215,7 +215,7 @@ class PeerApp(App[None]):
         below.set_class(self.picture.has_rollouts, "with-rollouts")
         for (key, title, _), panel in zip(PANELS, self.query(Panel), strict=True):
             panel.display = (key == self._shown or (together and key != SAMPLES)) and key in self._present
-            panel.border_title = f"[$accent]{key}[/] {title}" if together else ""  # else the tabs have it
+            panel.border_title = f"[$accent]{key}[/] {title}" if together else ""  # otherwise the tabs show it
             panel.look.alone = not together
         self._name_choices()
         tabs = sorted((key, title) for key, title, _ in PANELS if key in self._present)
@@ -287,12 +287,12 @@ class PeerApp(App[None]):
         status = self.picture.status
         text = (status.invitation or status.invite_command) if status is not None else ""
         if not text:
-            return self._say("there is no invitation to copy: this run's organiser invites", "warning")
+            return self._say("there is no invitation to copy: only this run's organiser can invite peers", "warning")
         self.copy_to_clipboard(clean(text, 8000))
         self._say("copied for pasting; in a terminal without a clipboard, `peer status` prints it")
 
     def action_scroll(self, lines: int) -> None:
-        """Scroll the panel shown alone, or else the log, which scrolls the other way, because its newest lines are last."""
+        """Scroll the panel shown alone, otherwise the log, the other way, because its newest lines are last."""
         panel = self._panel(self._shown if not self.screen.has_class("together") else "5")
         panel.look.scroll = max(0, panel.look.scroll + (-lines if panel.id == "log" else lines))
         panel.look.moved += lines

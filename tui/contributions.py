@@ -11,8 +11,8 @@ from typing import Any, Self
 class PeerCredit:
     """Credit of one peer by the records.
 
-    rank: its place by tokens, from 1.  rounds, tokens, share: as a member.  batches, accepted_tokens: of its rollouts that
-    members learned from.
+    rank: its place by tokens, from 1.  rounds, tokens, share: its rounds and tokens as a member, and its share of the
+    tokens.  batches, accepted_tokens: batches and tokens of its rollouts from which members learned.
     """
 
     rank: int
@@ -32,7 +32,7 @@ class Contributions:
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> Self:
-        """Return the content of the answer to `ledger`.  Raises ValueError if it is none."""
+        """Return the content of the answer to `ledger`.  Raises ValueError if the fields are not such an answer."""
         try:
             found = {
                 str(each["peer"]): PeerCredit(
@@ -50,7 +50,7 @@ class Contributions:
             raise ValueError(f"no ledger: {error}") from error
 
     def to_fields(self) -> dict[str, Any]:
-        """Return such an answer."""
+        """Return the fields of an answer to `ledger`."""
         members = [
             {"peer": peer, **{name: value for name, value in vars(each).items() if name != "rank"}}
             for peer, each in self.of.items()

@@ -40,7 +40,7 @@ class Stopped:
 
 
 Told = PeerFound | Stopped | PeerStatus | Stamped | RunCurves | Contributions
-"""Messages of a feed; curves are those that the peer's log has, which go back further than its recent events."""
+"""Messages of a feed; curves come from the peer's log, which goes back further than its recent events."""
 
 
 class FeedSource(Protocol):

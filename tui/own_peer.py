@@ -22,7 +22,7 @@ END_DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Ending:
-    """Exit of the peer.  code: for the shell, 128 + signal if killed.  words: its standard error; empty without an error."""
+    """Exit of the peer.  code: exit code, 128 + signal if killed.  words: its standard error; empty without an error."""
 
     code: int
     words: str

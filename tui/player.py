@@ -39,7 +39,7 @@ class NoEvents(Exception):
 class EventFile:
     """Index of the events in these files.  Raises `NoEvents`.
 
-    times: time of each event in seconds since 1970, never decreasing.  damaged: number of lines that are no events.
+    times: time of each event in seconds since 1970, never decreasing.  damaged: number of lines that are not events.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

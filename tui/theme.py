@@ -1,4 +1,4 @@
-"""Colours of the interface: a dark and a light palette, and the terminal's own colours where it has few.
+"""Colours of the interface: a dark and a light palette, and the terminal's own colours if it has few.
 
 The panels name six ANSI colours; a palette says what they look like.  People who confuse red and green can tell
 these colours apart, and each has a contrast of at least 5 to the background.  No information is in a colour alone.

@@ -62,7 +62,7 @@ _LARGEST_SQUARES = float(np.finfo(np.float32).max)
 class Squares(NamedTuple):
     """Sums of squares in the header of a result.
 
-    result: of the decoded result.  members: weighted mean over the members' contributions.
+    result: sum of squares of the decoded result.  members: weighted mean of the sums of the members' contributions.
     """
 
     result: float
@@ -93,8 +93,8 @@ def write_squares(data: Any, squares: Squares) -> None:
 class Format(ABC):
     """Format of encoded chunks.
 
-    number, parameter: as in the header.  block: number of values encoded together.  Subclasses see the values of some blocks
-    as rows (blocks, values), and each of their sections as rows of bytes (blocks, width).
+    number, parameter: numbers in the header.  block: number of values encoded together.  Subclasses see the values of some
+    blocks as rows (blocks, values), and each of their sections as rows of bytes (blocks, width).
     """
 
     number: int
@@ -260,7 +260,7 @@ class Format(ABC):
 def absmax_of(rows: Floats, scratch: Floats) -> Floats:
     """Return the largest magnitude in each row, 0 below `TINY`; raise ValueError if a value is not finite.
 
-    scratch: of the rows' shape; it contains the magnitudes afterwards.
+    scratch: an array of the rows' shape, which contains the magnitudes afterwards.
     """
     bits = scratch.view(np.int32)  # without the sign, floats and their bits have the same order
     np.bitwise_and(rows.view(np.int32), _WITHOUT_SIGN, out=bits)

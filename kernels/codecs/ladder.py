@@ -44,9 +44,9 @@ class Codec:
     def encode_range(self, difference: Floats, residual: Floats | None, out: Any, count: int, start: int) -> None:
         """Encode a range of a contribution of `count` values, as `Format.encode_range` does, with error feedback.
 
-        difference: overwritten.  residual: of the same values, replaced by what the format left out; numbers in it that are
-        not finite are taken as 0.  None without error feedback.  Raises ValueError as `Format.encode_range` does; the
-        residual is then undefined.
+        difference: overwritten.  residual: the residual of the same values, replaced by the part that the format left out;
+        numbers in it that are not finite are taken as 0.  None without error feedback.  Raises ValueError as
+        `Format.encode_range` does; the residual is then undefined.
         """
         if residual is None or self.feedback is None:
             return self.contribution.encode_range(difference, out, count, start)

@@ -1,8 +1,8 @@
 """Top-k: of each block of 4096 values the k of largest magnitude, each with its place, its sign and one of two magnitudes.
 
-Of values of equal magnitude, the one at the lower place is larger here. Zeros are no entries, so a block may have fewer. The
-larger half of the entries, one more than the smaller half if their number is odd, has the mean of its magnitudes as common
-magnitude, and so has the smaller half; both are rounded to bf16.
+Of values of equal magnitude, the one at the lower place is larger here. Zeros are not entries, so a block may have fewer.
+The larger half of the entries, one more than the smaller half if their number is odd, has the mean of its magnitudes as
+common magnitude, and so has the smaller half; both are rounded to bf16.
 
 Sections: for each block the two magnitudes, the larger first, and the number of entries, 2 bytes each; the places, 12 bits
 each, ascending; for each entry a sign bit and a bit for the larger magnitude. Every block has room for k entries, a short

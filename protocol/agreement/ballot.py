@@ -41,7 +41,7 @@ from protocol.wire.messages import (
 )
 
 MAX_ATTEMPT = 1 << 40
-"""Number above all attempts."""
+"""Exclusive upper bound on the number of an attempt."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,14 @@ def flaw_of_locks(roll: ViewChange) -> str | None:
 
 
 def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
-    """Decode the view changes of a proposal or record proposal; raise `Malformed` if they are no quorum of this ballot."""
+    """Decode the view changes of a proposal or record proposal; raise `Malformed` unless they are a quorum of the ballot."""
     if len(rolls) > len(ballot.voters):
         raise Malformed("more view changes than voters")
     opened: dict[PeerId, ViewChange] = {}
     for raw in rolls:
         sender, body, _ = unpack(raw, run, max_bytes=MAX_VIEW_CHANGE_BYTES)
         if not isinstance(body, ViewChange) or sender in opened or sender not in ballot.voters:
-            raise Malformed("a quorum with a view change of a non-voter, or with two of one voter")
+            raise Malformed("a quorum with a view change from a non-voter, or with two from one voter")
         flaw = check_view_change(ballot, body)
         if flaw is not None:
             raise Malformed(flaw)

@@ -94,7 +94,7 @@ RoundEffect = Send | Forward | Persist | BeginExchange | FinishCompute | ObtainR
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Views of the peers, on which the decisions of a round are based.
+# Views of the peers: the basis for the decisions of a round.
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class ExchangeMoved:
 
 @dataclass(frozen=True)
 class PlanUnknown:
-    """Refusal of our part by a member of the plan of our exchange, which perhaps has not received the plan."""
+    """Refusal of our part by a member of our exchange's plan, which may not have received the plan."""
 
     peer: PeerId
 
@@ -186,7 +186,7 @@ class AverageDisproved:
 
 @dataclass(frozen=True)
 class AmendmentHeld:
-    """The organiser's newest amendment, whose task sets we hold, for use in our plans; None if there is none any more."""
+    """The organiser's newest amendment, whose task sets we hold, for use in our plans; None once there is none."""
 
     raw: bytes | None
 

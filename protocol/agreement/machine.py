@@ -8,11 +8,10 @@ no clock and holds no key.
     roll      an elector that wants the round closed sends its view change: it joins an attempt, and names its locks
     proposal  the attempt's proposer, with the view changes of a quorum, proposes the plan: members, and owners of chunks
     (exchange: all members of the plan average; it begins with the proposal and survives a change of proposer)
-    record    the proposer sends its record proposal: the locked record that it must carry on, else the exchange's record
-    first     an elector that has the record's result on disk casts a first vote, if its earlier statements permit it
-    proof     the proposer sends the prevote certificate, a quorum of first votes
-    second    an elector that has seen the certificate locks itself on the record and casts a second vote
-    commit    a quorum of second votes is the certificate
+    record    the proposer sends its record proposal: the locked record that it must carry on, otherwise the exchange's
+    record first     an elector that has the record's result on disk casts a first vote, if its earlier statements permit it
+    proof     the proposer sends the prevote certificate, a quorum of first votes second    an elector that has seen the
+    certificate locks itself on the record and casts a second vote commit    a quorum of second votes is the certificate
 
 * Each attempt has one proposer, drawn from the electors by the tip and the number of the attempt.  A proposal needs the
   signed view changes of a quorum, so no peer can begin an attempt alone, or hide a lock.
@@ -274,7 +273,8 @@ class RoundMachine:
     def waiting_for(self, view: View) -> list[PeerId]:
         """Return the peers that the round waits for before it is closed.
 
-        These are peers at work on it, else peers about to start, else peers without which members would fork the run.
+        These are the peers at work on it.  If there are none, they are peers about to start, or otherwise peers without
+        which members would fork the run.
         """
         at_work, coming = self._state.closing.awaited(view)
         return at_work or coming or sorted(peer for peer in self._state.closing.decisive(view) if peer != self.me)
@@ -384,7 +384,7 @@ class RoundMachine:
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
         if not self._state.closing.may_be_absent(commit.certificate.absent, view):
-            return [Reject(sender, Commit.KIND, "it goes on without an elector that we do not take for gone")]
+            return [Reject(sender, Commit.KIND, "it leaves out an elector that we do not consider gone")]
         try:
             verify_commit(self._state.settings, commit, self.base)
         except Malformed as error:
@@ -452,8 +452,8 @@ class RoundMachine:
     def _is_accompanied(self) -> bool:
         """Return True if, as far as we know, a quorum has entered our attempt.
 
-        An attempt cannot succeed before that, so a peer that is ahead waits for the others, like the view change timer of
-        PBFT.  A lock of the attempt shows that a quorum voted in it.
+        An attempt cannot succeed before that, so a peer that is ahead waits for the others, as PBFT's view change timer
+        does.  A lock of the attempt shows that a quorum voted in it.
         """
         called, kept = self._voter.called, self._state.kept
         if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:

@@ -13,8 +13,8 @@ Pure.  Safety does not depend on this module: two peers may judge differently, a
   short, it would never catch up with the swarm.
 * Electors are absent if they said goodbye, or were silent for `eviction_s`.  Only as many electors are left out as necessary
   to bring a quorum within reach.
-* Where no elector is heard, the members will vote, and any of them may certify a record.  So that two parts do not fork the
-  run, the round then waits up to `eviction_s` until members with most of the recent work of those still here are ready.
+* If no elector is heard, the members vote, and any of them may certify a record.  So that two parts do not fork the run, the
+  round then waits up to `eviction_s` until the members that did most of the recent work of all present members are ready.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
 
 
 def reading_apart(settings: RoundSettings, base: Base, peers: Sequence[PeerId]) -> list[PeerId]:
-    """Return these peers in the same order, without those that would read the same rows as an earlier one.
+    """Return these peers in the same order, leaving out peers that would read the same rows as an earlier peer.
 
-    If fewer than `min_members` are left, the first of the others come last.
+    If fewer than `min_members` are left, the first of the peers left out come last.
     """
     if not base.shares_slots(settings.manifest, peers):
         return [*peers]
@@ -168,7 +168,7 @@ ANSWER_S = 0.5
 
 
 def round_fair_time(grace_s: float, took_s: float, ready: int) -> float:
-    """Return the fair time (s) of a round for whose quorum of `ready` electors it took `took_s` to become ready."""
+    """Return the fair time (s) of a round whose quorum of `ready` electors became ready in `took_s` seconds."""
     if took_s < ANSWER_S:
         return grace_s  # we were late ourselves, and cannot tell
     return min(max(grace_s, LONGEST_FAIR_S), fair_time(took_s, ready))
@@ -249,7 +249,7 @@ class ClosingPolicy:
     # -- closing ------------------------------------------------------------------------------------------------------
 
     def awaited(self, view: View) -> tuple[list[PeerId], list[PeerId]]:
-        """Return the trainers for which the round waits: the ones at work on this tip, and the ones that soon will be."""
+        """Return the trainers for which the round waits: trainers at work on this tip, and trainers that soon will be."""
         at_work, coming = list[PeerId](), list[PeerId]()
         self._judging = self._deputised if self.hears_no_elector(view) else self.base
         for peer in view:
@@ -320,12 +320,12 @@ class ClosingPolicy:
         return asks, not waiting
 
     def decisive(self, view: View) -> list[PeerId]:
-        """Return the members without which those that are ready did not do most of the recent work of all that are here.
+        """Return the members that must become ready for the ready ones to have done most of the recent work of all present.
 
         The list is empty while an elector is heard.  Once all of them are gone, any members may certify a record, so two
         parts that do not wait for each other would fork the run, and only the part with most of the recent work wins
-        (`protocol.sync.fork_choice`).  That a peer stalled earlier rounds does not matter here: a busy computer would split
-        its friends.
+        (`protocol.sync.fork_choice`).  Earlier stalls of a peer do not matter here: otherwise one busy computer could split
+        the run.
         """
         if not self.hears_no_elector(view):
             return []
@@ -334,11 +334,11 @@ class ClosingPolicy:
         return out if 2 * work.of(out) >= work.of(here) else []
 
     def are_outweighed(self, peers: Collection[PeerId], view: View) -> bool:
-        """Return True if these peers did less than half of the recent work of all that are here."""
+        """Return True if these peers did less than half of the recent work of all present peers."""
         return 2 * self.base.work.of(peers) < self.base.work.of({*peers, *self._workers(view)})
 
     def _workers(self, view: View) -> list[PeerId]:
-        """Return the peers with recent work that are here."""
+        """Return the present peers with recent work."""
         return [peer for peer in self.base.work.tokens if self._may_come(peer, view)]
 
     def _may_come(self, peer: PeerId, view: View) -> bool:

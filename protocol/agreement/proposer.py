@@ -56,7 +56,7 @@ LOCKS_KEPT = 2
 class ViewChangeLog:
     """Log of each voter's view change for its highest attempt, and of the locks that each voter proved.
 
-    Where electors are heard, only their view changes advance us to another attempt, because keys are free.
+    If electors are heard, only their view changes advance us to another attempt, because keys are free.
     """
 
     def __init__(self, state: RoundState) -> None:
@@ -71,7 +71,7 @@ class ViewChangeLog:
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def on_view_change(self, sender: PeerId, roll: ViewChange, signature: bytes, view: View, now: float) -> str | None:
-        """Record a view change; return an objection if it is not accepted, else None.
+        """Record a view change; return an objection if it is not accepted, otherwise None.
 
         An attempt that some honest voter has entered becomes due for us as well.  With fewer than four electors every voter
         counts as honest, but advances us by at most `MAX_LEAD` attempts.
@@ -244,7 +244,7 @@ class Proposer:
     # -- an attempt begins --------------------------------------------------------------------------------------------
 
     def lead(self, ballot: Ballot, view: View, now: float) -> list[RoundEffect]:
-        """Begin our attempt once a quorum has entered it: carry on a lock, else carry on a plan, else make a plan.
+        """Begin our attempt once a quorum has entered it: carry on a lock, otherwise a plan; without either, make a plan.
 
         ballot: the ballot that is due, of which we are the proposer.
         """

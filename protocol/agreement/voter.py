@@ -231,7 +231,7 @@ class Voter:
         if self._plan is not None and self._plan[0] == ballot.attempt and self._plan[1] != plan:
             return "it is the second plan for one ballot"
         if state.outer is not None and plan.state != state.outer:
-            return "its plan stands on another state than ours"
+            return "its plan is based on another state than ours"
         return None
 
     def _objection_to_ballot(self, sender: PeerId, ballot: Ballot, view: View) -> str | None:
@@ -243,9 +243,9 @@ class Voter:
         if ballot.attempt < max(state.kept.attempt, self._plan[0] if self._plan is not None else 0):
             return f"it is of attempt {ballot.attempt}, and attempt {state.attempt} was entered"
         if not state.closing.may_be_absent(ballot.absent, view):
-            return "it goes on without an elector that we do not take for gone"
+            return "it leaves out an elector that we do not consider gone"
         if ballot.absent and ballot.attempt > state.attempt + MAX_LEAD:
-            return "it is far ahead, and a quorum of a part may be liars"
+            return "it is far ahead, and a quorum of only a part of the electors may consist of liars"
         return None
 
     def _answered(self, attempt: int) -> None:
@@ -296,12 +296,12 @@ class Voter:
         return None if is_carried else self._objection_to_fresh(justification, proposal)
 
     def _objection_to_fresh(self, justification: Justification, proposal: RecordProposal) -> str | None:
-        """Return the first reason not to vote for a record that carries on no lock; None if there is none."""
+        """Return the first reason not to vote for a record that does not carry on a lock; None if there is none."""
         state, plan = self._state, plan_of(proposal.record, proposal.provenance)
         if state.doubts.is_false(proposal.index):
             return "it has an average that is proven wrong"
         if state.outer is not None and proposal.record.state != state.outer:
-            return "it stands on another state than ours"
+            return "it is based on another state than ours"
         if plan != state.plan and not justification.allows_plan(plan, state.settings.max_members):
             return "its plan leaves out an elector that was ready"
         return None

@@ -21,7 +21,7 @@ class OwnParts:
     """Our contribution, cut into one part for each chunk.
 
     contribution: encoded chunks.  leaves: the hash of each part; the root of the tree over them is the commitment in our
-    READY.  layouts: of the round's contributions and results.
+    READY.  layouts: the layouts of the round's contributions and results.
     """
 
     def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layouts: Layouts) -> None:
@@ -41,8 +41,8 @@ class OwnParts:
 class AverageBuffer:
     """Buffer of the averages that we hold, each at its place, with the statement of the owner that signed it.
 
-    buffer: writable, as long as all averages.  After `release` the buffer belongs to the caller and is no longer read or
-    written here.
+    buffer: a writable buffer, as long as all averages together.  After `release` the buffer belongs to the caller and is no
+    longer read or written here.
     """
 
     def __init__(self, buffer: memoryview, layout: Layout) -> None:

@@ -53,7 +53,7 @@ OWNER_SHARE = 0.2
 CHUNK_TIMES = 6.0
 """Multiple of `stall_s` for which bytes of one chunk count as a sign of life: a line may carry several chunks at once."""
 PACES = 3.0
-"""Multiple of the exchange's pace for which a member may be silent beyond `stall_s`.
+"""Silence allowed to a member beyond `stall_s`, as a multiple of the exchange's pace.
 
 The pace is the time that half of the jury took for one chunk.
 """
@@ -280,10 +280,10 @@ class PartDeadline:
 
 
 class DelayTimer:
-    """Timer of the delays by each member.  Several chunks that wait at the same time count once.  `now` is trio time.
+    """Timer of the delays that each member causes.  Several chunks waiting at the same time count once.  `now` is trio time.
 
-    seconds: the delay by each member that delayed anything.  all_s: the time during which at least one member caused a
-    delay.
+    seconds: the delay caused by each member that delayed anything.  all_s: the time during which at least one member caused
+    a delay.
     """
 
     def __init__(self, now: float) -> None:
@@ -312,7 +312,7 @@ class AverageDeadline:
     the jury.  These owners own more than half of the jury's chunks.  `SPREAD` of the time that this took has passed since
     then.  An honest owner is among them, however early liars sign: liars are fewer, and own less than half
     (`protocol.agreement.policy`).  Members that own few chunks or none cannot make an owner look late.  An owner with more
-    chunks than these owners gets more time in proportion to its load.  (Our own averages are no measure: when all of them
+    chunks than these owners gets more time in proportion to its load.  (Our own averages are not a measure: when all of them
     are made, averages of other owners may still be on their lines.)
 
     An honest owner averages once it has all parts, or once it has waited for late parts as long as it may
@@ -470,7 +470,7 @@ class MissingParts:
 class LatenessBudget:
     """Budget of lateness: seconds for which peers that were never given up kept us waiting in the last `WINDOW` rounds.
 
-    A peer that is a little less than `stall_s` late each time costs as much as one that stalls.  All peers except the
+    A peer that is a little less than `stall_s` late each time costs as much as a peer that stalls.  All peers except the
     electors count as one: otherwise new keys could each be late once, without end.
     """
 

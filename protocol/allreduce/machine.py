@@ -1,4 +1,4 @@
-"""The butterfly all-reduce as a pure state machine, which routes chunks between members, also after deaths.
+"""The butterfly all-reduce as a pure state machine, which routes chunks between members, even after deaths.
 
 Every member sends its part of a chunk to the chunk's owner.  The owner averages the parts of all members that are not lost,
 in canonical order, and sends the result to all members.
@@ -6,7 +6,7 @@ in canonical order, and sends the result to all members.
 Policy
 * The owner of a chunk is the first member in its takeover order that is not lost.  When an owner is lost, members send only
   the parts of its unfinished chunks to the successor.  The successor also asks for the parts that it lacks.  A member that
-  is asked answers with the result if it holds one, else with its part.  Nothing else is sent again.
+  is asked answers with the result if it holds one, and otherwise with its part.  Nothing else is sent again.
 * A member is lost when it is reported dead or suspected.  A suspicion may be wrong, since a busy computer can be silent for
   longer than a dead one takes to be noticed.  So a member that is lost by suspicion alone is taken back when it is heard
   again (`PeerBack`): it owns its unfinished chunks again, and gets the parts that it has not received yet.  Its debts run on
@@ -22,7 +22,7 @@ Policy
   `protocol.allreduce.lateness` remembers both.
 * An owner waits for late parts for at most `wait_s`, and then averages without them.  So a member that withholds its part
   from one owner cannot delay the owner's averages by `owner_s`, after which other members give up the owner.
-* Any other lost member stays lost in this exchange: no member waits for it any more, but chunks that it still sends are
+* Any other lost member stays lost in this exchange: no member waits for it again, but chunks that it still sends are
   accepted.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
@@ -201,7 +201,8 @@ class SuspicionRaised:
 class PeerBack:
     """New sign of life of a peer that was dead or suspected.  restarted: True if its process has been started again.
 
-    No member waits for a process that was started again: it has no contribution any more.  It may still get our averages.
+    No member waits for a process that was started again, because it has lost its contribution.  It may still get our
+    averages.
     """
 
     peer: PeerId
@@ -313,7 +314,7 @@ class ExchangeMachine:
         self.delays, self.lateness, self._parts_due = DelayTimer(now), DelayTimer(now), PartDeadline(now)
         self._ownership = AverageDeadline([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.left_out: dict[PeerId, None] = {}
-        """Members whose parts we do not wait for any more."""
+        """Members for whose parts we no longer wait."""
         self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * limits.stall_s)
         self._exclusions = ExclusionCounts(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
@@ -338,7 +339,7 @@ class ExchangeMachine:
 
     @property
     def lost(self) -> Collection[PeerId]:
-        """Members for which no member waits any more."""
+        """Members for which no member waits now."""
         return self.failover.lost.keys()
 
     def is_reducing(self, chunk: int) -> bool:

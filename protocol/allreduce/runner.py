@@ -345,7 +345,7 @@ class Receiver:
         return [*(Moving(peer, held=False) for peer in moved), *(Moving(peer, held=True) for peer in self._parts.held())]
 
     async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
-        """Return a buffer for a part or a result that we can use, else None; wait while the sender's share is full.
+        """Return a buffer for a part or a result that we can use, otherwise None; wait while the sender's share is full.
 
         raw: the header, which must be well formed.
         """
@@ -414,9 +414,9 @@ class Receiver:
         member = next(member for member in self._machine.plan.members if member.peer == peer)
         hash, sane = landing.found
         if not is_committed(member, self._machine.chunks, chunk, hash, header.proof):
-            raise Malformed("a part that is not what its sender committed to")
+            raise Malformed("a part that differs from the part to which its sender committed")
         if not sane:
-            raise Malformed("a part that no encoder makes")
+            raise Malformed("a part that no encoder can have produced")
         if chunk not in self._machine.entries:
             self._parts.put(chunk, peer, landing.buffer)
         return PartArrived(peer, chunk)
@@ -425,9 +425,9 @@ class Receiver:
         signer, body, envelope = self._signed(header)
         name, sane = landing.found
         if name != body.entry.hash:
-            raise Malformed("a result that is not what its owner signed")
+            raise Malformed("a result that differs from the result that its owner signed")
         if not sane:
-            raise Malformed("a result that no encoder makes")
+            raise Malformed("a result that no encoder can have produced")
         if self._results.released or header.chunk in self._machine.entries:
             return None
         self._results.put(header.chunk, landing.buffer, envelope)
@@ -458,8 +458,8 @@ ASK_TIMEOUT_S = 5.0
 class ExchangeRunner:
     """Runner of one exchange until its round ends; after `done` is set, it still sends the chunks that it owes others.
 
-    own: our contribution.  result: writable buffer for the result, complete when `done` is set.  rule: by which chunks are
-    averaged.
+    own: our contribution.  result: writable buffer for the result, complete when `done` is set.  rule: the rule by which
+    chunks are averaged.
     """
 
     def __init__(
@@ -539,7 +539,7 @@ class ExchangeRunner:
         self._handle(SuspicionRaised(peer))
 
     def peer_alive(self, peer: PeerId, *, restarted: bool) -> None:
-        """Note that a lost member has been heard again.  restarted: True if that is another process of it."""
+        """Note that a lost member has been heard again.  restarted: True if its process has been started again."""
         self._handle(PeerBack(peer, restarted))
 
     def asked(self, peer: PeerId, ask: ExchangeAsk) -> None:

@@ -115,7 +115,7 @@ class Auditor:
         strange = [chunk for chunk, entry in enumerate(index) if held.get(chunk) != entry]
         for start in range(0, len(strange), SIGNATURES_AT_ONCE):
             if not await self._offload(self._all_signed, case, strange[start : start + SIGNATURES_AT_ONCE]):
-                raise Unaccountable("a record with a chunk that nobody signed")
+                raise Unaccountable("a record with a chunk that no member signed")
         others = [chunk for chunk in range(len(index)) if case.signer(chunk) != self._session.me]
         lot = case.lot(hash_bytes("audit", self._session.identity.sign(b"manyhands audit 1" + case.name)))
         drawn = sorted(others, key=lot)[: audited_chunks(len(index), len(case.members))]
@@ -166,8 +166,8 @@ class Auditor:
         for chunk in (await self._offload(self._outsized, others, result))[:MAX_SUSPECTS]:
             if not await self._audit(case, chunk):
                 raise Unaccountable(
-                    f"a record whose chunk {chunk} is more than {SUSPICIOUS:g} times our own part, as it is when others "
-                    "trained more: its members did not show in time that it is right",
+                    f"a record whose chunk {chunk} is more than {SUSPICIOUS:g} times our own part, and whose members did "
+                    "not show in time that it is right; this can happen if other members trained more",
                     is_doubt=True,
                 )
 

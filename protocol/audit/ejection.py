@@ -369,12 +369,12 @@ class Ejections:
                         question = EvidenceRequest(evidence=name, offset=len(raw), length=length).encode()
                         piece = await self._session.network.request(accuser, "evidence", question, timeout_s=FETCH_S)
                         if len(piece) != length:
-                            raise Malformed("a proof of another size than announced")
+                            raise Malformed("a proof whose size is not the announced one")
                         raw += piece
                 if deadline.cancelled_caught:
                     raise Unreachable("too slow")
             if evidence_hash(bytes(raw)) != name:
-                raise Malformed("a proof with another hash than announced")
+                raise Malformed("a proof whose hash is not the announced one")
             return bytes(raw)
         except NetworkError as error:
             self._accusations.failed(case, accuser)
@@ -407,7 +407,7 @@ class Ejections:
         read = self._store.evidence.read
         found: bytes | None = await self._offload(read, Hash(question.evidence), question.offset, question.length)
         if found is None:
-            raise Refused("that proof is not here")
+            raise Refused("this peer does not have that proof")
         return found
 
     async def run(self) -> None:
@@ -430,7 +430,7 @@ class Ejections:
         self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: ProvenLie) -> ProvenLie | None:
-        """Persist the proof and eject the liar.  Return None if it was ejected before, or if there is no place for it."""
+        """Persist the proof and eject the liar.  Return None if it was ejected before, or if no place is free."""
         if verdict.peer in self or not await self._make_room(verdict.peer):
             return None
         try:
@@ -445,7 +445,7 @@ class Ejections:
         return verdict
 
     async def _make_room(self, liar: PeerId) -> bool:
-        """Return True if there is a place for `liar`; drop a stranger's verdict if needed."""
+        """Return True if there is a place for `liar`; drop a stranger's verdict to make room if needed."""
         if len(self._verdicts) < MAX_EJECTED:
             return True
         strangers = [peer for peer in self._verdicts if not self._history.has_member(peer)]

@@ -394,17 +394,17 @@ def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
     if not isinstance(body, ChunkResult) or body.plan != plan_hash(plan) or not 0 <= chunk < len(layout):
         raise Malformed("a statement about another plan")
     if plan.fragment != fragment_of(plan.round, law.fragments):
-        raise Malformed("a statement about a plan of another fragment than the round's")
+        raise Malformed("a statement about a plan whose fragment is not the round's")
     if len(plan.owners) != len(layout) or signer not in [member.peer for member in plan.members]:
         raise Malformed("a statement of a peer that had nothing to average")
     averaged = members_in(body.entry.mask, len(plan.members))
     if [part.member for part in case.parts] != averaged:
-        raise Malformed("other parts than the mask names")
+        raise Malformed("parts that do not match the members in the mask")
     span = layout[chunk]
     for part in case.parts:
         member, hash = plan.members[part.member], chunk_hash(part.data)
         if len(part.data) != span.size or not is_committed(member, len(layout), chunk, hash, part.proof):
-            raise Malformed("a part that its member did not commit to")
+            raise Malformed("a part to which its member did not commit")
     verdict = ProvenLie(
         signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),)
     )
@@ -446,7 +446,7 @@ def _contrary_record_proposal(law: Law, case: ContraryRecordProposal, base: Base
         or certificate.absent
         or proposal.absent
     ):
-        raise Malformed("a certificate of another ballot than the record proposal's, or of a part of the electorate")
+        raise Malformed("a certificate that is not of the record proposal's ballot, or is of a part of the electorate")
     if record_hash(proposal.record) == case.record_hash:
         raise Malformed("a certificate for the record that was put to the vote")
     ballot = Ballot(base, proposal.attempt)

@@ -180,7 +180,7 @@ Bitmap = Annotated[bytes, Field(max_length=MAX_BLOB_CHUNKS // 8)]
 
 
 class BlobRequest(Body):
-    """Question for a peer's chunks of a blob, and for news of further chunks.  chunks: the asker's chunks (a bitmap)."""
+    """Question for a peer's chunks of a blob, and for notices of further ones.  chunks: the asker's chunks (a bitmap)."""
 
     blob: HashField
     chunks: Bitmap
@@ -200,7 +200,7 @@ class BlobReply(Body):
 
 
 class ChunkNews(Body):
-    """News that these chunks of a blob may now be asked for as well."""
+    """Notice that these chunks of a blob may now be requested as well."""
 
     blob: HashField
     chunks: Annotated[list[ChunkIndex], Field(min_length=1, max_length=MAX_NEWS)]
@@ -218,7 +218,10 @@ class ChunksRequest(Body):
 
 
 class ChunksReply(Body):
-    """Chunks of a request that will not come.  chunks: not here.  busy: here, but must be requested again later."""
+    """Chunks of a request that will not come.
+
+    chunks: chunks that are not here.  busy: chunks that are here, but must be requested again later.
+    """
 
     chunks: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
     busy: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]

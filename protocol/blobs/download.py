@@ -3,21 +3,21 @@
 A source is a peer, or a mirror, which is a web server (`protocol.blobs.mirrors`).  A source's claim to have a chunk only
 makes us ask for it; the caller checks the bytes before they count.
 
-Which chunk a source is asked for:
+Rules for choosing the chunk to ask a source for:
 
-* **Rarest first.**  Of the chunks that the source has and that no source was asked for, pick one that the fewest sources
+* **Rarest first.**  Of the chunks that the source has and that no source was asked for, pick a chunk that the fewest sources
   have: it may be lost with the next source that leaves, and we can then serve it to many peers.
 * **Ties by a seed.**  Among equally rare chunks, pick one with the caller's random generator: peers that begin together
   ask for different chunks, and serve them to each other.
 * **Ranges.**  A mirror is asked for consecutive chunks that no source was asked for, as many as it sends in a few seconds,
-  and about half of them if peers have some too; and again once it owes none.
+  but at most about half of them if peers have some as well.  It is asked again once it owes none.
 * **Endgame.**  Once every missing chunk was asked for, an idle source is asked for a chunk that another source owes us:
-  one that only less reliable sources owe, or else the chunk that will take longest.  Of the sources that are as reliable
+  one that only less reliable sources owe, otherwise the chunk that will take longest.  Of the sources that are as reliable
   as this one, at most `COPIES` are asked for a chunk at a time, and twice as many each time that it was overdue, up to
-  `MOST_COPIES`.  Less reliable sources do not count, for they may withhold it, and sources without merit count by
-  themselves, for one of them may be the only one that sends it.  The copy that arrives second is refused.
+  `MOST_COPIES`.  Less reliable sources do not count, because they may withhold it, and sources without merit are counted
+  separately, because one of them may be the only source that sends it.  The copy that arrives second is refused.
 
-How many chunks each source is asked for, and in which order the sources are asked:
+Rules for the number of chunks asked of each source, and for the order of the sources:
 
 * **Reliability.**  The most reliable sources (`Reliability`) are asked first, and sources without merit owe us at most
   `MOST_UNPROVEN_BYTES` together: keys are free, so whatever they promise must not keep us from asking others.
@@ -53,9 +53,9 @@ from protocol.bounds import Backoff
 
 MOST_SOURCES = 32
 COPIES, MOST_COPIES = 2, 16
-"""Most equally reliable sources asked for one chunk at a time: if it was never overdue, and however often it was."""
+"""Most equally reliable sources asked for one chunk at a time: for a chunk that was never overdue, and for any chunk."""
 AGAIN_TIMES = 2.0
-"""In the endgame, a chunk is asked for a second time if the second source should be this many times as fast."""
+"""In the endgame, a second source is asked for a chunk if it is expected to be this many times as fast."""
 MEMORY = 0.3
 """Weight of the newest observation in the averages, as in SHARDCAST."""
 EXPLORE = 0.05
@@ -72,7 +72,7 @@ MOST_OWED_BYTES = 64 << 20
 """Most bytes of one blob that are asked for and not here yet: up to this much memory may be in use for unchecked chunks."""
 MOST_UNPROVEN_BYTES = MOST_OWED_BYTES // 2
 LEAST_SHARED = 8
-"""Chunks of a range at least, although peers have them too: each range costs a connection."""
+"""Fewest chunks of a range, even if peers have them as well: each range costs a connection."""
 RANGE_S, FIRST_RANGE_BYTES, MOST_RANGE_BYTES = 8.0, 2 << 20, 8 << 20
 """Seconds for which a mirror is asked at its measured rate, bytes until the rate is known, and most bytes of a range."""
 
@@ -95,7 +95,7 @@ class Source:
     """A source of the blob.
 
     is_mirror: True if it sends ranges, one at a time.  has: its chunks, as far as we know.  debts: chunks that it owes us.
-    late: chunks that were overdue, which are still accepted.  withheld: chunks among them since it last brought a chunk.
+    late: chunks that were overdue, which are still accepted.  withheld: late chunks since it last brought a chunk.
     rate: bytes a second, 0 while unknown.  window: chunks that it is asked for at a time.
     """
 
@@ -167,9 +167,9 @@ class Source:
 class Download:
     """The chunks of `blob` that are here, and the chunks that sources owe us.
 
-    seed: of random choices.  wanted: the chunks to fetch; None for all.  reliability: of all sources, from other downloads
-    too, to which this one also reports.  owed_bytes: asked for and neither here nor overdue.  barred: sources that are never
-    asked again, because their bytes were wrong.  `now` is trio time.
+    seed: the seed of random choices.  wanted: the chunks to fetch; None for all.  reliability: the reliability of all
+    sources, to which all downloads report.  owed_bytes: bytes that were asked for and are neither here nor overdue.  barred:
+    sources that are never asked again, because their bytes were wrong.  `now` is trio time.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class Download:
         return self._reliability.in_order(sorted(sources, key=score, reverse=True))
 
     def _may_owe_more(self, source: str) -> bool:
-        """Return False if this source owes us as much as it may, or all sources do, or all those without merit."""
+        """Return False if this source, all sources, or all sources without merit owe us as much as they may."""
         known = self.sources[source]
         if len(known.debts) >= (MOST_IN_WINDOW if known.is_mirror else known.window) or self.owed_bytes >= MOST_OWED_BYTES:
             return False
@@ -377,7 +377,7 @@ class Download:
         return True
 
     def _ask_for_range(self, mirror: str, wanted: Wants, now: float) -> None:
-        """Ask a mirror that owes us nothing for consecutive chunks; in the endgame, for those that others owe us."""
+        """Ask a mirror that owes us nothing for consecutive chunks; in the endgame, for chunks that others owe us."""
         known = self.sources[mirror]
         if known.debts:
             return

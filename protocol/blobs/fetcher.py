@@ -37,7 +37,8 @@ LEAVES_S = 60.0
 class Wanted(Generic[K]):
     """A blob to be fetched.
 
-    key: in its folder.  name: the root over the hashes of its chunks.  leaves: the hashes, if they are known.
+    key: the key of the blob in its folder.  name: the root over the hashes of its chunks.  leaves: the hashes, if they are
+    known.
     """
 
     key: K

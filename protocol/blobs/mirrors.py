@@ -47,7 +47,7 @@ FIRST_REST_S, MOST_REST_S = 2.0, 300.0
 ABSENT_S, MAX_ABSENT = 300.0, 1024
 """Seconds until a mirror is asked again for a blob that it lacked; most such blobs remembered for a mirror."""
 TOLD_FAILURES = 3
-"""Failures in a row after which the user is told."""
+"""Number of failures in a row after which the user is told."""
 
 Receive = Callable[[bytes], Awaitable[None]]
 """Receiver of each piece of a range."""
@@ -55,7 +55,11 @@ Receive = Callable[[bytes], Awaitable[None]]
 
 @dataclass
 class _Mirror:
-    """A mirror.  rests_until: trio time.  failures: in a row.  absent: when it lacked which blobs."""
+    """A mirror.
+
+    rests_until: the trio time at which its rest ends.  failures: number of failures in a row.  absent: the time at which it
+    lacked each blob.
+    """
 
     url: str
     rests_until: float = -inf
@@ -65,7 +69,7 @@ class _Mirror:
 
 
 class Mirrors:
-    """Mirrors of blobs.  urls: of folders with the files <name>.shard, a blob, and <name>.leaves, the hashes of its chunks.
+    """Mirrors of blobs.  urls: the URLs of folders with the files <name>.shard, a blob, and <name>.leaves, its hashes.
 
     me: our peer ID.
     """
@@ -155,7 +159,7 @@ MAX_DIALLED = 4
 """Most addresses of one name that are tried."""
 READ_BYTES = 64 << 10
 MAX_FRAMING_BYTES = 128 << 10
-"""Bytes of an answer beside the range, and beside a sixteenth of the range for chunks."""
+"""Most bytes of an answer besides the range, and besides a sixteenth of the range for chunked encoding."""
 CONNECT_S, ANSWER_S, PROGRESS_S = 10.0, 15.0, 10.0
 """Longest waits for name, connection and TLS, for the head of the answer, and between two arrivals of bytes."""
 LEAST_BYTES_PER_S = 16 << 10
@@ -247,8 +251,8 @@ class RangeClient:
     async def read(self, url: str, start: int, sizes: Sequence[int], receive: Receive) -> None:
         """Read consecutive pieces of a file, from byte `start` on.
 
-        sizes: of the pieces.  receive: called with each piece once it is complete; an exception of it ends the reading.
-        Raises `RangeFailed`, after any number of pieces.
+        sizes: the sizes of the pieces.  receive: called with each piece once it is complete; an exception from it ends the
+        reading.  Raises `RangeFailed`, after any number of pieces.
         """
         for _ in range(1 + MAX_REDIRECTS):
             target = _Target.of(url)

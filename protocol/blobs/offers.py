@@ -1,4 +1,4 @@
-"""Offers: the chunks of a blob that we show to peers that fetch it, and the news that we send them.
+"""Offers: the chunks of a blob that we show to peers that fetch it, and the notices about new chunks that we send them.
 
 Pure.  A peer that asks for a blob is told which chunks it may ask us for, and later which chunks we have received since: a
 peer that is still fetching a blob offers each chunk as soon as it has it.  An origin shows different peers different chunks
@@ -16,7 +16,7 @@ from protocol.blobs.blob import ChunkSet, Copies, any_of, set_of
 from protocol.wire.identity import PeerId
 
 NO_HURRY_S = 0.5
-"""Seconds between messages to a guest about chunks that other peers have too: many small messages cost more than they
+"""Seconds between messages to a guest about chunks that other peers have as well: many small messages cost more than they
 gain."""
 MAX_GUESTS = 64
 """Most peers that are told about new chunks of a blob; all other peers have to ask again."""
@@ -118,11 +118,14 @@ class Offer:
 AHEAD, MOST_AHEAD = 2, 256
 """Fewest and most chunks that a peer is shown ahead of what it fetches: two keep our line busy if many peers share it."""
 SOON_S = 1.0
-"""A peer that fetches a chunk this soon is shown one more at a time: on a fast line, since it is told of more only ten times
-a second, and over a long way, where much is under way."""
+"""A peer that fetches a chunk this soon is shown one more at a time.
+
+A fast line needs this because the peer is told of new chunks only ten times a second, and a long way because many chunks are
+under way.
+"""
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
 PATIENCE_TIMES = 3.0
-"""A chunk is shown to others after this many times the usual time from showing to fetching."""
+"""A chunk that is not fetched is shown to others after this many times the usual time from showing to fetching."""
 MEMORY = 0.1
 
 

@@ -436,7 +436,7 @@ class StoreShelf:
         self._hashes = LeavesMemory(REMEMBERED)
 
     def find(self, name: Hash) -> Held | None:
-        """As `Shelf.find`."""
+        """Return the blob as `Shelf.find` describes."""
         size = self._store.sizes().get(name)
         if size is None:
             return None
@@ -444,20 +444,20 @@ class StoreShelf:
         return self._store.held(name, EvenSpans(size, self._chunk_bytes), hashes) if hashes is not None else None
 
     def holdings(self) -> list[Holding]:
-        """As `Shelf.holdings`."""
+        """Return the whole blobs as `Shelf.holdings` describes."""
         return [Holding(self._what, 0, root.hex(), size) for root, size in self._store.sizes().items()]
 
 
 class Shelves:
-    """Several shelves as one."""
+    """Several shelves that act as one."""
 
     def __init__(self, *shelves: Shelf) -> None:
         self._shelves = shelves
 
     def find(self, name: Hash) -> Held | None:
-        """As `Shelf.find`."""
+        """Return the blob as `Shelf.find` describes."""
         return next((held for shelf in self._shelves if (held := shelf.find(name)) is not None), None)
 
     def holdings(self) -> list[Holding]:
-        """As `Shelf.holdings`."""
+        """Return the whole blobs as `Shelf.holdings` describes."""
         return [holding for shelf in self._shelves for holding in shelf.holdings()]

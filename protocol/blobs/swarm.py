@@ -60,8 +60,8 @@ class Swarm:
 
     is_active: tells members that are relied on from the beginning; all members by default.
 
-    reliability: of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for chunks;
-    chunks that were already promised are sent even if it is False.
+    reliability: reliability of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for
+    chunks; chunks that were already promised are sent even if it is False.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Swarm:
 
     async def run(self) -> None:
         """Serve chunks and tell other peers of new chunks, until cancelled."""
-        async with self._tasks.open() as nursery:  # a fetch that ends later sends no news
+        async with self._tasks.open() as nursery:  # a fetch that ends later sends no notices
             nursery.start_soon(self._uploads.run)
             while True:
                 for name, offer in self._offers():
@@ -119,7 +119,7 @@ class Swarm:
         """Fetch the missing chunks of a blob into `into`; return True once all are there, False if no peer has some chunk.
 
         into: a buffer of the blob's size, or places for the chunks that are wanted.  sources: peers to ask first; they name
-        further peers.  here: chunks that are already in `into`.  mirrors: also have the blob.
+        further peers.  here: chunks that are already in `into`.  mirrors: mirrors that have the blob as well.
 
         Raises `StoreFailed` if `into` cannot be written.
         """
@@ -198,9 +198,9 @@ class Swarm:
                 offer.fed(peer, chunk, trio.current_time())
 
     def _spread(self, name: Hash, offer: Offer, now: float) -> None:
-        """Send each peer the news of an offer once it has answered the previous news: slow peers get news less often."""
+        """Tell each peer of an offer's new chunks once it has answered the last notice: slow peers are told less often."""
         if not self.serves:
-            return  # the offer keeps the news for later
+            return  # the offer keeps the new chunks for later
         for peer, chunks in offer.news(now).items():
             if (peer, name) in self._untold:
                 self._untold[peer, name] |= chunks
@@ -224,7 +224,7 @@ class Swarm:
     async def answer_blob(self, peer: PeerId, question: BlobRequest) -> bytes:
         """Return the chunks of a blob that the peer can get from us, and other peers that fetch the blob."""
         if not self.serves:
-            raise Refused("this peer serves nothing while it rests")
+            raise Refused("this peer serves no chunks while it rests")
         name, now = Hash(question.blob), trio.current_time()
         held, fetches, origin = await self._held(name), self._fetches.get(name, []), self._origins.get(name)
         has = from_bitmap(question.chunks, held.count)
@@ -276,7 +276,7 @@ class Swarm:
         """Return the hashes of a blob's chunks."""
         leaves = await self._offload((await self._held(Hash(question.blob))).leaves)
         if leaves is None:
-            raise Refused("its hashes are not here")
+            raise Refused("this peer does not have its hashes")
         return LeavesReply(leaves=list(leaves)).encode()
 
     async def _held(self, name: Hash) -> Held:

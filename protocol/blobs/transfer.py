@@ -82,8 +82,8 @@ MOST_CELLS = 256
 class Purpose:
     """Purpose of a blob.
 
-    what: checkpoint, result, file, rollouts, tasks, reference or blocks.  number: of the round, version,
-    file or shard.  spare: True if nobody waits for the blob: other peers then send it after all that somebody waits for.
+    what: checkpoint, result, file, rollouts, tasks, reference or blocks.  number: number of the round, version, file or
+    shard.  spare: True if nobody waits for the blob: other peers then send it after all that somebody waits for.
     """
 
     what: str
@@ -167,7 +167,7 @@ def cells(here: ChunkSet, count: int, most: int = MOST_CELLS) -> str:
 # Samples of a peer's speed: a few chunks of a blob that it shares, requested as usual, checked, and discarded.
 #
 # The sampled peer sees ordinary requests: it sends the chunks in turns with chunks for other peers, behind all urgent
-# chunks.  So a stranger that measures costs no more than one that fetches.
+# chunks.  So a stranger that measures costs no more than a stranger that fetches.
 
 
 SAMPLE_BYTES = 4 << 20
@@ -181,8 +181,8 @@ BUSY_S = 0.2
 class Sampled:
     """Outcome of a sample.
 
-    seconds: from the beginning of the first chunk to the end of the last one.  problem: the reason why no chunk came, in a
-    few words.
+    seconds: time from the beginning of the first chunk to the end of the last one.  problem: the reason why no chunk came,
+    in a few words.
     """
 
     peer: PeerId
@@ -280,7 +280,7 @@ ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 5.0
 """Seconds until a peer that did not answer, or had no chunk for us, is asked again about its chunks."""
 ASK_SOON_S = 0.5
-"""The same, while nobody has the missing chunks: in a round, other peers get them at the same time as we do."""
+"""The same interval while nobody has the missing chunks: in a round, other peers get them at the same time as we do."""
 HOPE_S = 3.0
 """Seconds after which a download is abandoned if no peer has the missing chunks and no peer is fetching them."""
 PROMISE_S = 20.0
@@ -295,8 +295,8 @@ MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 """Most bytes of chunks of one blob under way to us; at most a quarter of them from one peer."""
 
 
-NO_BLOB = "that blob is not here"
-"""Refusal of a peer that does not have a blob, or not any more."""
+NO_BLOB = "this peer does not have that blob"
+"""Refusal of a peer that does not have a blob, or no longer has it."""
 
 
 @dataclass
@@ -316,7 +316,7 @@ class _Contact:
 class Fetch:
     """Fetch of the chunks that a transfer lacks; they are written to `places`.
 
-    on_chunk: called for each chunk that comes.  mirrors: also have the blob; None if there are none.
+    on_chunk: called for each chunk that comes.  mirrors: mirrors that have the blob as well; None if there are none.
     """
 
     def __init__(
@@ -412,7 +412,7 @@ class Fetch:
             self._send(self._download.has(peer, chunks, trio.current_time()))
 
     def add_sources(self, peers: Sequence[PeerId]) -> None:
-        """Ask these peers too about their chunks."""
+        """Ask these peers about their chunks as well."""
         for peer in self._reliability.in_order(peers):
             self._consider(peer)
 
@@ -587,7 +587,7 @@ class Fetch:
     # -- mirrors ------------------------------------------------------------------------------------------------------
 
     def _use_mirror(self) -> None:
-        """Make the first mirror that may be asked a source, unless another one is."""
+        """Make the first mirror that may be asked a source, unless another mirror is a source already."""
         if self._mirrors is not None and not any(known.is_mirror for known in self._download.sources.values()):
             for url in self._mirrors.ready(self.blob.name)[:1]:
                 self._send(self._download.has(url, self.blob.all, trio.current_time(), is_mirror=True))
@@ -599,7 +599,7 @@ class Fetch:
         async def keep(chunk: int, data: bytes) -> None:
             await self._keep(chunk, memoryview(data), mirror)
 
-        async with self._reading:  # a range that is overdue goes on
+        async with self._reading:  # a range that is overdue continues
             for run in _runs([chunk for chunk in chunks if not self.here >> chunk & 1]):
                 if mirror not in self._download.sources:
                     return

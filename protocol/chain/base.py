@@ -89,8 +89,8 @@ class Base:
 
     electors: the peers that vote on the round, sorted; empty at the genesis of a run without founders.  contributors:
     members of the previous record whose parts it contains, sorted.  known: members of all records.  uses: uses of admission
-    tokens in all records.  tasks: task sets of the version that the round begins with.  progress: of the run before the
-    round.  leases: state of the leases before the round.  work: the recent work of the members.
+    tokens in all records.  tasks: task sets of the version that the round begins with.  progress: the progress of the run
+    before the round.  leases: state of the leases before the round.  work: the recent work of the members.
     """
 
     round: int
@@ -142,7 +142,7 @@ class Base:
     def _slot_of_column(self, manifest: RunManifest, peer: PeerId, place: int) -> int | None:
         """Return a slot of a peer's column by its place in it; None if the column has none there.
 
-        An early lease is the first slot of its column.  Behind it are the slots of a holder of this round.
+        An early lease is the first slot of its column; the slots of a holder of this round follow it.
         """
         if place == 0 or place >= MAX_COLUMN or not manifest.leases_rows(self.round):
             return self.slot(manifest, peer) if place == 0 else None

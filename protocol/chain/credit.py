@@ -61,7 +61,7 @@ class Ledger:
         self._young.append(named)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the ledger as plain values, for a file from which counting goes on."""
+        """Return the ledger as plain values, for a file from which counting continues."""
         young = [[[author, root.hex(), tokens] for (author, root), tokens in used.items()] for used in self._young]
         return {"credits": {peer: list(vars(each).values()) for peer, each in self.credits.items()}, "young": young}
 

@@ -47,7 +47,7 @@ from protocol.wire.messages import MAX_TOTAL, Commit, Member
 FEWEST_SEATED = 4
 """Fewest electors that tolerate a liar.  Where keys are free, seasoned peers vote once this many have seats."""
 FEWEST_ADMITTED = 2
-"""Fewest seats with which seasoned peers vote where founders are named and peers are admitted by token or list."""
+"""Fewest seats with which seasoned peers vote if founders are named and peers are admitted by token or list."""
 MISSES = 3
 """Number of records in a row after which an elector that misses them loses its seat."""
 
@@ -99,7 +99,7 @@ class Electorate:
     electors: sorted; empty only before the first record of a run without named founders; the plan's members vote on that
     record.
     is_founding: True while the founders (or the members of the last record) still vote.
-    standings: of the electors, and of members of the last three records; sorted by peer.
+    standings: states of the electors, and of members of the last three records; sorted by peer.
     former: peers whose age is remembered, for as many records as they had voted on; sorted by peer.
     """
 

@@ -12,7 +12,7 @@ A record is final if it and all records before it are full or confirmed.
 
 Why not confirm at once?  Electors that miss some records lose their seats, so a part without a quorum of the earlier
 electors soon makes full records of its own.  If their voters were bound, two such parts could never come together again.
-Two parts cannot both make their records confirmable: that, too, takes two quorums.
+Two parts cannot both make their records confirmable, because this also takes two quorums.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Finality:
 
     rounds: number of records so far.  unconfirmed: the provisional records that are not final, in order.  signed: the round
     of the newest full record that each peer signed.  newest: the round of the newest record of which each peer is a member.
-    Both only of electors of unconfirmed records, and of the records since the first of these.
+    Both maps contain only electors of unconfirmed records, and only records since the first of these.
     """
 
     rounds: int = 0
@@ -95,7 +95,7 @@ class Finality:
     ) -> Finality:
         """Return the finality after one more record.
 
-        electors, quorum: of the tip that the record stands on.  members: of the record.
+        electors, quorum: electors and quorum of the tip that the record stands on.  members: members of the record.
         """
         round, rounds, is_full = self.rounds, self.rounds + 1, not certificate.absent
         if not self.unconfirmed and is_full:
@@ -137,7 +137,7 @@ def _only(peers: Collection[PeerId], rounds: Mapping[PeerId, int]) -> Mapping[Pe
 class RecentWork:
     """Tokens of the members of the newest `RECENT_RECORDS` records, as `counted_by_member` counts them.  Immutable.
 
-    Where keys are free, strangers can be most of the members, so their work is compared with that of others only after
+    If keys are free, strangers can be most of the members, so their work is compared with that of others only after
     `bounded_by`.
     """
 
@@ -175,6 +175,6 @@ class RecentWork:
         return sum(self.tokens.get(peer, 0) for peer in peers)
 
     def is_most(self, peers: Collection[PeerId], without: Sequence[PeerId] = ()) -> bool:
-        """Return True if these peers did more than half of the work; `without` some peers, more than half of the others'."""
+        """Return True if these peers did more than half of the work, leaving out the work of the peers in `without`."""
         rest = [peer for peer in self.tokens if peer not in without]
         return 2 * self.of([peer for peer in peers if peer not in without]) > self.of(rest)

@@ -1,4 +1,4 @@
-"""Forecast for open runs: the round from which others than the founders vote, by the rules of `protocol.chain.electorate`.
+"""Forecast for open runs: the round from which other peers than founders vote, by the rules of `protocol.chain.electorate`.
 
 Pure.  The forecast runs the rules on records of the future, so it cannot differ from them.
 """
@@ -16,7 +16,7 @@ NEWCOMERS = tuple(PeerId(f"newcomer {number}") for number in range(FEWEST_SEATED
 
 
 def founders_vote_until(electorate: Electorate, training: Collection[PeerId]) -> int | None:
-    """Return the earliest round on which others than the founders vote; None if they vote now, or the run is not open.
+    """Return the earliest round on which peers other than founders vote; None if they vote now, or the run is not open.
 
     training: the peers that contribute to the coming records; the forecast takes them to stay, and others to join at once.
     """

@@ -1,7 +1,7 @@
 """The record chain as this peer holds it: the certified rounds from genesis to the tip.
 
-Keeps hashes in memory; `protocol.chain.store` keeps the records themselves.  Positions count rounds: `tip_at(n)` is the tip
-after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
+This module keeps hashes in memory; `protocol.chain.store` keeps the records themselves.  Positions count rounds: `tip_at(n)`
+is the tip after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Change = Callable[[], None]
 class ChainMemory:
     """Memory of one chain.
 
-    tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of the electors, in
-    order.  certificates: of the newest provisional records, by round.  rosters: by rounds, after the newest records.  last:
-    the newest record, if any.
+    tips: tips after 0, 1, … rounds.  electors: electors of each tip.  provisional: rounds certified without some of the
+    electors, in order.  certificates: certificates of the newest provisional records, by round.  rosters: rosters after the
+    newest records, by number of rounds.  last: the newest record, if any.
 
     Other threads read the memory while records are added: the newest tip is added last, after all data that belongs to it.
     """
@@ -66,7 +66,10 @@ class ChainMemory:
         return len(self.tips) - 1
 
     def first(self, rounds: int, roster: Roster, last: Record | None) -> ChainMemory:
-        """Return the memory of the first `rounds` records, to continue from there.  roster, last: after these records."""
+        """Return the memory of the first `rounds` records, to continue from there.
+
+        roster, last: the roster after these records, and the last one of them.
+        """
         kept = {known: self.rosters[known] for known in self.rosters if known < rounds} | {rounds: roster}
         provisional = [round for round in self.provisional if round < rounds]
         memory = ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
@@ -119,8 +122,8 @@ class History:
             return ""
         return (
             f"{lost} {'record' if lost == 1 else 'records'} after round {self.length} cannot be read in {self._store.root}, "
-            "because one is damaged, so this peer goes on without them, and fetches what others have; if nobody has them, "
-            "restore that folder from a backup"
+            "because one of them is damaged; this peer fetches them from other peers, and if no peer has them, restore that "
+            "folder from a backup"
         )
 
     @property
@@ -282,7 +285,7 @@ class Uprooted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProvisionalMark:
-    """Electors of a provisional record, the ones that it was certified without, and the recent work before it."""
+    """Electors of a provisional record, the electors that its certificate leaves out, and the recent work before it."""
 
     electors: tuple[PeerId, ...]
     absent: frozenset[PeerId]

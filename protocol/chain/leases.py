@@ -26,7 +26,7 @@ rows they are exactly the rows below the cursor.  A chain that is rolled back ta
 In a run whose members train while a round is agreed on (`RunManifest.is_streamed`), a member needs the rows for its next
 contribution before the record of the present round is there.  So a record consumes **early leases**: those that the holders
 got when the round before it began.  They are taken out of the pool at that time, and rows that the record does not consume
-return to it.  The first slots of the pool are those that the holders get early for the next record.  Behind them each holder
+return to it.  The holders get the first slots of the pool early, for the next record.  Behind them each holder
 has a slot of its own, in case it has no early lease, as after its first record; the spare slots follow.
 
 A run on the members' own data has no leases: each member reads the rows of its own data in their order (`own_rows`).
@@ -283,9 +283,9 @@ class Leases:
     ) -> Leases:
         """Return the state after one more record of a streamed run.
 
-        consumed: of each slot that is no early lease, as for `LeasePool.after`.  done: consumed rows of the early leases,
-        counted from their first ones.  holders: peers that get the first slots as early leases for the record after this
-        one, in the order of the slots.
+        consumed: consumed rows of each slot that is not an early lease, as for `LeasePool.after`.  done: consumed rows of
+        the early leases, counted from their first ones.  holders: peers that get the first slots as early leases for the
+        record after this one, in the order of the slots.
         """
         early = tuple((peer, self.pool.lease(slot, terms.rows, terms.limit)) for slot, peer in enumerate(holders))
         taken: dict[int, Ranges] = dict.fromkeys(range(len(holders)), ((0, terms.rows),))
@@ -306,6 +306,6 @@ def holder_slots(beacon: Hash, holders: Iterable[PeerId]) -> dict[PeerId, int]:
 
 @lru_cache(maxsize=4096)
 def spare_slot(tip: Hash, peer: PeerId, holders: int, spares: int) -> int:
-    """Return the slot of a peer that is no holder.  holders: number of the holders.  spares: number of spare slots."""
+    """Return the slot of a peer that is not a holder.  holders: number of the holders.  spares: number of spare slots."""
     draw = hash_bytes("spare lease", tip + peer.encode())
     return holders + int.from_bytes(draw[:8], "big") % spares * (holders + 1)

@@ -72,7 +72,7 @@ def certified_digest(manifest: RunManifest, chain: Chain, rounds: int) -> Hash |
 # Memory that two processes on one computer share.
 #
 # Anonymous memory has no name in any file system, so it is freed however the processes end: `memfd_create` if it exists,
-# else an unlinked temporary file.  The pages of a file in a scratch folder can be taken back by the system; the file is
+# otherwise an unlinked temporary file.  The pages of a file in a scratch folder can be taken back by the system; the file is
 # removed at the latest when the folder is opened again.  The owner decides which process may write which part, and when.
 
 

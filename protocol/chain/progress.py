@@ -48,7 +48,7 @@ def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment | Exte
     """Return the amendment that the organiser of this run signed; raises `Malformed` for anything else."""
     sender, body, _ = unpack(raw, run, max_bytes=MAX_AMENDMENT_BYTES)
     if not isinstance(body, Amendment | Extension) or sender != organiser:
-        raise Malformed("no amendment of the organiser")
+        raise Malformed("not an amendment of the organiser")
     return body
 
 
@@ -193,9 +193,9 @@ class RunProgress:
             if self.is_over:
                 raise Malformed("a record after the end of the run")
         elif extension.total <= self.goal.total:
-            raise Malformed(f"an extension to {extension.total} {self.goal.unit}, and the total is {self.goal.total}")
+            raise Malformed(f"an extension to {extension.total} {self.goal.unit}, but the total is {self.goal.total}")
         elif extension.total <= self.done:
-            raise Malformed(f"an extension to {extension.total} {self.goal.unit}, and {self.done} are done")
+            raise Malformed(f"an extension to {extension.total} {self.goal.unit}, but {self.done} are done already")
 
     def extended(self, extension: Extension) -> RunProgress:
         """Return the progress with the total of an extension that `check` accepted, from the next round on."""
@@ -227,7 +227,7 @@ def rate_of(manifest: RunManifest, progress: RunProgress) -> tuple[float, RatePh
 def data_total(manifest: RunManifest, progress: RunProgress) -> int:
     """Return the tokens of all members after which `data.epochs` ends the run; 0 if its total comes first.
 
-    A total of rounds is compared at the mean speed so far, and before the first round at that of one member.
+    A total of rounds is compared at the mean speed so far, and before the first round at the speed of one member.
     """
     end, goal = manifest.data_end, progress.goal
     if end is None:
@@ -242,7 +242,7 @@ def data_total(manifest: RunManifest, progress: RunProgress) -> int:
 
 
 PACED_ROUNDS = 8
-"""Rounds over which the tokens of a member are counted: of one round, chance would decide."""
+"""Rounds over which the tokens of a member are counted: in a single round, chance would decide."""
 
 
 class RunPace:
@@ -282,7 +282,7 @@ class RunPace:
     def left_s(self, progress: RunProgress, data_total: int = 0) -> float | None:
         """Return the seconds until the run ends, at the speed of the last round; None if that is unknown.
 
-        data_total: as `data_total` returns it.
+        data_total: the result of `data_total`.
         """
         added, left = (progress.added if progress.goal.unit is Unit.TOKENS else 1), progress.goal.total - progress.done
         if data_total:
@@ -297,18 +297,18 @@ class RunPace:
 
 
 MOST_OF_OTHERS = Fraction(1, 2)
-"""Most tokens of all other members together, as a multiple of the electors' tokens, where keys are free."""
+"""Most tokens of all other members together, as a multiple of the electors' tokens, if keys are free."""
 
 
 def counted_tokens(commit: Commit, electors: Collection[PeerId] | None = None, liars: int = 0) -> int:
     """Return the tokens of a record that count towards the run's total.
 
-    electors: of the tip that the record stands on, if unknown keys are admitted; None if the organiser admits members.
-    liars: number of liars that the electors tolerate.
+    electors: the electors of the tip that the record stands on, if unknown keys are admitted; None if the organiser admits
+    members.  liars: number of liars that the electors tolerate.
 
-    With `electors`, a member counts for as many tokens as it claims, and at most as many as more electors claim than can be
-    liars; so no crowd of keys moves the limit.  All members that are no electors count for at most half as much as the
-    electors.  If too few electors are members, the record adds nothing.
+    With `electors`, a member counts for the tokens that it claims, but at most for a number that more electors claim than
+    can be liars; so no crowd of keys moves the limit.  All members that are not electors count for at most half as much as
+    the electors.  If too few electors are members, the record adds nothing.
     """
     if electors is None:
         return sum(counted_by_member(commit))

@@ -117,7 +117,7 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         ready = ready_of(member, base.round, base.fragment, base.tip, state)
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
         if not is_authentic(statement):
-            raise Malformed("a member that did not say READY")
+            raise Malformed("a member that did not send READY")
     check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
 
 
@@ -129,7 +129,7 @@ def check_claims(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | 
     """
     learned, learns = said.rollouts, manifest.learns_from_rollouts(base.round)
     if (learned is not None) != learns and not (learns and said.against):
-        raise Malformed("a member that names rollouts in a round without, or none in a round with them")
+        raise Malformed("a member that names rollouts in a round without rollouts, or names none in a round with rollouts")
     if learned is not None and manifest.rl is not None:
         check_learned(learned, manifest.rl.batches_per_round, manifest.rl.tokens_per_batch)
     most = most_tokens(manifest, base.round, learned)
@@ -235,7 +235,7 @@ class Rank(NamedTuple):
 
 
 def rank(electors: Sequence[PeerId], commit: Commit, *, lacks_most: bool = False) -> Rank:
-    """Return the rank of a verified record.  electors: of the tip that it stands on.
+    """Return the rank of a verified record.  electors: the electors of the tip that it stands on.
 
     The rank depends on the certificate: a peer with another certificate for the same record may rank it differently.
     """

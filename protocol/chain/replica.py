@@ -61,7 +61,7 @@ class Replica:
         return self.signed.manifest
 
     def result(self, record: Record, index: Sequence[ChunkEntry]) -> memoryview | None:
-        """Return a stored result if its chunks match `index`, else demote it and return None.  Blocking."""
+        """Return a stored result if its chunks match `index`; otherwise demote it and return None.  Blocking."""
         name, results = ResultName.of(record), self.store.results
         view = results.view(name, self.layouts.result.payload_bytes)
         if view is None:
@@ -86,7 +86,7 @@ class Replica:
         self.store.make_room(self.history, keeps_first=self._keeps_first)
 
     def prune(self) -> None:
-        """Remove the files that are not needed any more.  Blocking."""
+        """Remove the files that are no longer needed.  Blocking."""
         self.store.prune(self.history, self.history.final, keeps_first=self._keeps_first)
 
     def name_state(self) -> bytes:
@@ -116,11 +116,11 @@ class ReplicaShelf:
         """Hashes of results, for each of which a whole record is read."""
 
     def find(self, name: Hash) -> Held | None:
-        """See `Shelf.find`."""
+        """Return the blob as `Shelf.find` describes."""
         return self._result(name) or self._checkpoint(name)
 
     def holdings(self) -> list[Holding]:
-        """See `Shelf.holdings`."""
+        """Return the whole blobs as `Shelf.holdings` describes."""
         store, whole = self._replica.store, self._spans[-1].stop
         known = [(mark.rounds, index[0], size) for mark, index, size in self._checkpoints()]
         results = [(name.round, name.root, size) for name, size in sorted(store.results.sizes().items()) if size == whole]
@@ -154,9 +154,9 @@ class ReplicaShelf:
         return None
 
     def _checkpoints(self) -> list[tuple[CheckpointName, tuple[Hash, list[Hash]], int]]:
-        """Return the key, index and size of each checkpoint on disk whose hashes are there too, ascending."""
+        """Return the key, index and size of each checkpoint on disk whose hashes are on disk as well, ascending."""
         checkpoints, step = self._replica.store.checkpoints, self._replica.manifest.checkpoint_chunk_bytes
-        checkpoints.check()  # a file that became shorter is no checkpoint
+        checkpoints.check()  # a file that became shorter is not a checkpoint
         found = [(mark, checkpoints.index(mark), size) for mark, size in sorted(checkpoints.sizes().items())]
         return [(mark, index, size) for mark, index, size in found if index and len(index[1]) == -(-size // step)]
 

@@ -16,7 +16,7 @@ from protocol.wire.messages import Record
 
 
 class CheckpointName(NamedTuple):
-    """Key of a checkpoint: the number of rounds applied, and the tip after them, since branches may have checkpoints too."""
+    """Key of a checkpoint: the number of rounds applied, and the tip after them, because branches have their own."""
 
     rounds: int
     tip: Hash
@@ -42,11 +42,11 @@ class Checkpoints(BlobFolder[CheckpointName]):
         self._indices: dict[CheckpointName, tuple[Hash, list[Hash]]] = {}
 
     def name(self, key: CheckpointName) -> str:
-        """As `BlobFolder.name`."""
+        """Return the name as `BlobFolder.name` describes."""
         return f"{key.rounds:08}-{key.tip.hex()}"
 
     def key(self, name: str) -> CheckpointName | None:
-        """As `BlobFolder.key`."""
+        """Return the key as `BlobFolder.key` describes."""
         match = _CHECKPOINT_NAME.fullmatch(name)
         return CheckpointName(int(match[1]), Hash(bytes.fromhex(match[2]))) if match is not None else None
 
@@ -146,11 +146,11 @@ class Results(BlobFolder[ResultName]):
         self._serial = 0
 
     def name(self, key: ResultName) -> str:
-        """As `BlobFolder.name`."""
+        """Return the name as `BlobFolder.name` describes."""
         return f"{key.round:08}-{key.fragment:02}-{key.root.hex()}"
 
     def key(self, name: str) -> ResultName | None:
-        """As `BlobFolder.key`."""
+        """Return the key as `BlobFolder.key` describes."""
         match = _RESULT_NAME.fullmatch(name)
         return ResultName(int(match[1]), int(match[2]), Hash(bytes.fromhex(match[3]))) if match is not None else None
 

@@ -8,10 +8,10 @@
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
     votes/confirmed             the tips on which this peer has confirmed a provisional record
     evidence/<hash>             proofs that peers lied
-    files/                      the run's files, likewise, in a run that has some
-    rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
-    tasks/                      sets of tasks, likewise, with the statements about them and the counts
-    reference/                  the weights that a run's KL term compares with, likewise
+    files/                      the run's files as blobs, in a run that has some
+    rollouts/                   batches of rollouts as blobs, in a run of reinforcement learning
+    tasks/                      sets of tasks as blobs, with the statements about them and the counts
+    reference/                  the weights with which a run's KL term compares, as blobs
     extension                   the organiser's newest extension of the run, signed
     chosen                      the record, named by an invitation, whose history this peer has switched to
 
@@ -61,7 +61,7 @@ class EvidenceFiles:
     def read(self, name: Hash, offset: int, length: int) -> bytes | None:
         """Return bytes [offset, offset + length) of a proof; None if it is not here.
 
-        The bytes are not checked: whoever asks for a proof compares the whole with its name.
+        The bytes are not checked: a peer that asks for a proof compares the whole proof with its name.
         """
         return read_slice(self._folder / name.hex(), offset, length)
 
@@ -104,7 +104,7 @@ class VoteFiles:
         self._confirmed_at = folder / "confirmed"
         self._confirmed: frozenset[tuple[int, Hash, Hash]] | None = None
         self._confirming = Lock()
-        """Held while the confirmed records change: votes are cast in another thread than the one that removes old files."""
+        """Held while the confirmed records change: votes are cast in one thread, and old files are removed in another."""
 
     def save(self, round: int, tip: Hash, raw: bytes) -> None:
         """Replace the votes for the round on this tip; durable on return.  Raises `StoreFailed`."""
@@ -408,7 +408,7 @@ class Store:
     def make_room(self, chain: Chain, *, keeps_first: bool = False) -> None:
         """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even if other peers read them, to make room.
 
-        keeps_first: the checkpoint after 0 rounds stays too.
+        keeps_first: True to keep the checkpoint after 0 rounds as well.
         """
         for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
             if rounds or not keeps_first:
@@ -417,7 +417,7 @@ class Store:
     def prune(self, chain: Chain, final: int, *, keeps_first: bool = False) -> None:
         """Keep the newest checkpoints of our chain, all results since the oldest of them, and our binding votes there.
 
-        final: rounds that are final.  keeps_first: the checkpoint after 0 rounds stays too.
+        final: rounds that are final.  keeps_first: True to keep the checkpoint after 0 rounds as well.
         """
         ours = [CheckpointName(rounds, chain.tip_at(rounds)) for rounds in self.checkpoints.of(chain)]
         others, kept = sorted(self.checkpoints.sizes().keys() - {*ours}), CHECKPOINTS_KEPT

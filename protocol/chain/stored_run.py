@@ -32,13 +32,11 @@ F32: TypeAlias = npt.NDArray[np.float32]
 
 
 class NotStored(Exception):
-    """Error: the folder does not contain the wanted state; the text is a sentence with the remedy."""
+    """Error for a folder that does not contain the wanted state; the text is a sentence with the remedy."""
 
 
 def _altered(round: int) -> NotStored:
-    return NotStored(
-        f"the result of round {round} on disk was altered; let the peer fetch it again with `peer join`, then export"
-    )
+    return NotStored(f"the result of round {round} on disk is damaged; fetch it again with `peer join`, then export again")
 
 
 class ReadOnlyDisk(Disk):
@@ -149,7 +147,7 @@ class StoredRun:
         """Return the commit of a round below `length`.  Raises `NotStored` if a running peer has just replaced it."""
         commit = self._records.at(round)
         if commit is None or record_hash(commit.record) != self._tips[round + 1]:
-            raise NotStored("the running peer is exchanging its records for others; export again in a moment")
+            raise NotStored("the running peer is switching to another branch of the run; export again in a moment")
         return commit
 
     def checkpoints(self) -> list[int]:

@@ -33,9 +33,9 @@ COPIES = 3
 MAX_COUNTED = 1 << 18
 """Most blocks whose copies are counted: the first ones of the run's corpora.  The others have keepers all the same."""
 AHEAD_BLOCKS = 256
-"""Most blocks ahead of need that are known together."""
+"""Most blocks to fetch ahead of need that are remembered at a time."""
 SCANNED_BLOCKS = 1024
-"""Blocks that are looked at, at a time."""
+"""Number of blocks examined at a time."""
 AHEAD_AGAIN_S = 60.0
 """Seconds until a peer looks again for blocks that it should keep and lacks, unless copies were counted before."""
 
@@ -47,7 +47,7 @@ AHEAD_AGAIN_S = 60.0
 class BlockNumbers:
     """Numbers of the blocks of all corpora, in the order of their manifests.
 
-    total: number of blocks.  counted: number of those whose copies are counted.  size_bytes: of all blocks.
+    total: number of blocks.  counted: number of blocks whose copies are counted.  size_bytes: size of all blocks.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -118,7 +118,7 @@ class CopyCounts:
 
 
 def place_among_keepers(me: PeerId, peers: Collection[PeerId], block: Block) -> int:
-    """Return our place among the keepers of a block, from 0; it is below `COPIES` if we are one.  peers: the others."""
+    """Return our place among the keepers of a block, from 0; it is below `COPIES` if we are one.  peers: the other peers."""
 
     def draw(peer: PeerId) -> bytes:
         return hash_bytes("keeper of a block", peer.encode() + block.shard + block.number.to_bytes(4, "big"))
@@ -131,8 +131,9 @@ def place_among_keepers(me: PeerId, peers: Collection[PeerId], block: Block) -> 
 class OtherCopies:
     """Copies at other peers, as they show them.
 
-    peers: the peers of the run that may be keepers, without us.  counts: of the blocks at those that answered.  shown: the
-    blocks that any peer shows; None if they are not known.  number: of the count, from 1; 0 before the first one.
+    peers: the peers of the run that may be keepers, without us.  counts: counts of the blocks at the peers that answered.
+    shown: the blocks that any peer shows; None if they are not known.  number: number of the count, from 1; 0 before the
+    first count.
     """
 
     peers: tuple[PeerId, ...] = ()
@@ -143,11 +144,11 @@ class OtherCopies:
 
 @dataclass(frozen=True)
 class KeepRule:
-    """Rule of what a peer keeps for others.
+    """Rule for the blocks that a peer keeps for others.
 
-    share: of all blocks, drawn by a hash of our ID and the block; None to choose by the number of copies.  others: returns
-    the copies at other peers.  mirrored: True if the run has mirrors, which then hold the copies of data that are too large
-    to be kept whole.
+    share: the share of all blocks to keep, drawn by a hash of our ID and the block; None to choose by the number of copies.
+    others: returns the copies at other peers.  mirrored: True if the run has mirrors, which then hold the copies of data
+    that are too large to be kept whole.
     """
 
     share: float | None = 0.0

@@ -62,8 +62,9 @@ KEEP_BATCH_BYTES = 2 << 20
 class FetchPolicy:
     """Choices of a fetcher's user.
 
-    keeps: the rule of what this peer fetches ahead of need, to keep it for others.  is_seed: returns True for peers that
-    train nothing.  name: returns a peer's name for people.  is_busy: returns True while the line should be left to a round.
+    keeps: the rule for the blocks that this peer fetches ahead of need, to keep them for others.  is_seed: returns True for
+    peers that train nothing.  name: returns a peer's name for people.  is_busy: returns True while the line should be left
+    to a round.
     """
 
     keeps: KeepRule = KeepRule()
@@ -86,8 +87,8 @@ class BlockOrigin(StrEnum):
 class _BlockBatch:
     """Blocks of one shard under way together.
 
-    blocks: those that have not come yet.  since: trio time.  is_kept: True for blocks that nobody here needs, to be kept for
-    others.
+    blocks: the blocks that have not come yet.  since: trio time.  is_kept: True for blocks that nobody here needs, to be
+    kept for others.
     """
 
     shard: Shard
@@ -141,7 +142,7 @@ class BlockFetcher:
         if space > cap and not self._is_told_of_space:
             self._is_told_of_space = True
             text = f"the blocks of one round take {space >> 20} MiB, more than the {cap >> 20} MiB that blocks may take"
-            self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
+            self._session.emit(Notice("warning", f"{text}; raise the limit on blocks, or let this peer do fewer steps"))
         for block in dict.fromkeys(following):
             if block not in current:
                 space += space_of(block)
@@ -160,7 +161,7 @@ class BlockFetcher:
         self._wake.set()
 
     def recheck(self, block: Block) -> None:
-        """Check a block on the disk, because the trainer found none that is right; a damaged one is fetched again."""
+        """Check a block on the disk, because the trainer found no undamaged copy; a damaged block is fetched again."""
         self._refused.add(block)
         self._wake.set()
 
@@ -243,7 +244,7 @@ class BlockFetcher:
             yield self._begin(free, is_kept=True)
 
     def _free(self, missing: Sequence[Block], now: float) -> list[Block]:
-        """Return the needed blocks to ask for now: those needed next only once those needed now are here or late."""
+        """Return the needed blocks to ask for now; blocks needed next wait until blocks needed now are here or late."""
         batches, current = [batch for batch in self._batches if not batch.is_kept], set(self._now)
         under_way = {block for batch in batches for block in batch.blocks}
         free = self._askable([block for block in missing if block not in under_way], now)
@@ -301,7 +302,7 @@ class BlockFetcher:
         """Pause, because a block did not fit on the disk, and let the blocks that are needed next leave."""
         if trio.current_time() >= self._tell_of_full_at:
             self._tell_of_full_at = trio.current_time() + TELL_AGAIN_S
-            text = f"blocks of the run's corpora do not fit on the disk, and training goes on with those here: {sentence}"
+            text = f"blocks of the run's corpora do not fit on the disk; training continues with those here: {sentence}"
             self._session.emit(Notice("warning", text))
         self._full, self._next = sentence, []
         self.store.cache.pin(self._now)

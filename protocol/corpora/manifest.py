@@ -39,12 +39,12 @@ SHARDS = "shards"
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_SPLIT_TOKENS = 1 << 44
 MAX_BLOCK_BYTES = 1 << 20
-"""Bytes of a block at most; tokens and flags together."""
+"""Most bytes of a block, tokens and flags together."""
 LEAST_BLOCK_TOKENS = 1 << 10
-"""Tokens of a block at least, or fewer by less than a unit if blocks hold whole units."""
+"""Fewest tokens of a block; if blocks hold whole units, it may have less than a unit fewer."""
 MAX_SHARD_BLOCKS = 1 << 12
 MAX_SHARDS = 1 << 15
-"""Shards of all splits together."""
+"""Most shards of all splits together."""
 MAX_RECIPE_CHARS = 1 << 14
 COUNTS, BEGINS = 1, 2
 """Flags of a token: the loss counts its prediction; it is the first of a document."""
@@ -60,7 +60,7 @@ class CorpusKind(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """Place of a block: its shard, by its root, and its number in the shard.  size: in bytes, tokens and flags."""
+    """Place of a block: its shard, by its root, and its number in the shard.  size: size in bytes, tokens and flags."""
 
     shard: Hash
     number: int
@@ -115,11 +115,11 @@ class CorpusManifest(Body):
         if self.block_tokens * self.bytes_per_token > MAX_BLOCK_BYTES:
             yield "a corpus with blocks that are too large"
         if (self.kind is CorpusKind.TEXT) != (self.row_tokens == 0):
-            yield "a corpus of rows without their length, or of text with it"
+            yield "a corpus of rows without a row length, or a corpus of text with one"
         if self.unit_tokens > 1 and self.block_tokens % self.unit_tokens:
             yield "a corpus whose blocks do not hold whole rows"
         if len({source.name for source in self.sources}) < len(self.sources):
-            yield "a corpus with two sources of one name"
+            yield "a corpus with two sources of the same name"
         splits = [split for source in self.sources for split in (source.train, source.held_out)]
         if sum(len(split.shards) for split in splits) > MAX_SHARDS:
             yield "a corpus with too many shards"
@@ -136,7 +136,7 @@ class CorpusManifest(Body):
 
     @property
     def unit_tokens(self) -> int:
-        """Tokens of the smallest part that is read: 1 for text, else those of a row, or of both rows of a preference."""
+        """Tokens of the smallest part that is read: 1 for text, otherwise a row's, or both rows' of a preference."""
         return max(1, self.row_tokens) * (2 if self.kind is CorpusKind.PREFERENCE else 1)
 
     def blocks(self, split: Split) -> int:
@@ -241,7 +241,7 @@ def shards_of(manifests: Iterable[CorpusManifest]) -> dict[Hash, Shard]:
                     known = shards.setdefault(root, Shard(root, number, source.name, is_held_out, first, spans))
                     if (known.spans.size, known.spans.chunk_bytes) != (size, block_bytes):
                         raise Malformed(
-                            f"a shard of {known.source} and one of {source.name} have one root and different blocks"
+                            f"a shard of {known.source} and one of {source.name} have the same root but different blocks"
                         )
                     left, number = left - size, number + 1
     return shards
@@ -265,7 +265,7 @@ def blocks_needed(
 ) -> list[Block]:
     """Return the blocks that hold these rows of the run, each once, in the order in which they are first read.
 
-    splits: the sources of the mixture; each one that is read has a row.  ranges: half-open ranges of rows of the run, in
+    splits: the sources of the mixture; each source that is read has a row.  ranges: half-open ranges of rows of the run, in
     reading order.  length: predicted tokens of a row.  Takes a few microseconds a row.
     """
     assert len(splits) == mixture.sources
@@ -286,9 +286,9 @@ def blocks_needed(
 
 
 def corpora_flaw(run: RunManifest, corpora: Sequence[CorpusManifest]) -> str:
-    """Return the first reason why these corpora are not those that the run describes; empty if they are.
+    """Return the first reason why these corpora are not the ones that the run describes; empty if they are.
 
-    corpora: in the order of `data.corpora`.
+    corpora: the corpora in the order of `data.corpora`.
     """
     assert len(corpora) == len(run.data.corpora)
     return next(_flaws(run, corpora), "")
@@ -309,7 +309,7 @@ def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]
         if found is None:
             yield f"corpus {source.corpus} has no source {source.name}"
         elif (rows := corpora[source.corpus].rows(found.train, data.sequence_length)) != source.rows:
-            yield f"source {source.name} has {rows} rows to learn from, and the run says {source.rows}"
+            yield f"source {source.name} has {rows} rows to learn from, but the run says {source.rows}"
 
 
 def corpus_flaw(run: RunManifest, corpus: CorpusManifest, called: str) -> str:
@@ -323,12 +323,12 @@ def corpus_flaw(run: RunManifest, corpus: CorpusManifest, called: str) -> str:
 def _flaws_of_one(run: RunManifest, corpus: CorpusManifest, called: str) -> Iterator[str]:
     data = run.data
     if corpus.kind.value != data.format:
-        yield f'{called} was built with the kind "{corpus.kind.value}", and data.format is "{data.format}"'
+        yield f'{called} was built with the kind "{corpus.kind.value}", but data.format is "{data.format}"'
     if corpus.vocab > run.model.vocab:
         yield f"{called} has {corpus.vocab} tokens, more than the model's {run.model.vocab}"
     if corpus.row_tokens and corpus.row_tokens != data.sequence_length + 1:
         yield (
-            f"{called} has rows of {corpus.row_tokens - 1} predicted tokens, and data.sequence_length is "
+            f"{called} has rows of {corpus.row_tokens - 1} predicted tokens, but data.sequence_length is "
             f"{data.sequence_length}"
         )
 

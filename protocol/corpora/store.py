@@ -58,7 +58,7 @@ def leaves_in(path: Path, below: Path, shard: Shard) -> list[Hash] | None:
 
 
 def read_block(path: Path, below: Path, offset: int, size: int, leaf: Hash) -> bytes | None:
-    """Return a block of a file; None if its bytes are wrong, or if the file is none to read.
+    """Return a block of a file; None if its bytes are wrong, or if the file must not be read.
 
     below: the folder in which its real path must lie.
     Raises `OSError` if this computer currently lacks memory or file descriptors, which says nothing about the block.
@@ -148,7 +148,7 @@ class BlockCache:
     def __init__(self, disk: Disk, folder: Path, shards: Shards, cap_bytes: int) -> None:
         self._disk, self._folder, self._shards, self.cap_bytes = disk, folder, shards, cap_bytes
         self._blocks: OrderedDict[Block, None] = OrderedDict()
-        """Blocks that are here, the one that was not needed for the longest time first."""
+        """Blocks that are here, the block that was not needed for the longest time first."""
         self._here: dict[Hash, ChunkSet] = {}
         self._pinned: dict[Block, None] = {}
         self._kept: set[Block] = set()
@@ -211,7 +211,7 @@ class BlockCache:
         leaves = self.leaves(block.shard)
         if leaves is None:
             if not self._lacks_descriptors(block.shard):
-                self._remove(block)  # it can be checked no more; the hashes are fetched again with it
+                self._remove(block)  # it can no longer be checked; the hashes are fetched again with it
             return None
         try:
             data = read_block(self.path(block), self._folder, 0, block.size, leaves[block.number])
@@ -245,7 +245,7 @@ class BlockCache:
             return self._kept_bytes + pinned
 
     def blocks(self) -> list[Block]:
-        """Return the blocks that are here, the one that was not needed for the longest time first."""
+        """Return the blocks that are here, the block that was not needed for the longest time first."""
         with self._lock:
             return [*self._blocks]
 
@@ -271,7 +271,7 @@ class BlockCache:
         return True
 
     def keep(self, block: Block) -> None:
-        """Have a block leave only when no other can."""
+        """Let a block leave only when no other block can."""
         with self._lock:
             if block in self._blocks and block not in self._kept:
                 self._kept.add(block)
@@ -374,8 +374,8 @@ class CorpusFlawed(Exception):
 class RunCorpora:
     """The run's corpora on disk: a `protocol.blobs.store.Shelf`, empty until `open`.
 
-    paths: of the run's files, by name.  disk: where these files lie as well, under the same limit.  store, splits: blocks,
-    and training splits of the run's sources; None and empty until `open`.
+    paths: paths of the run's files, by name.  disk: the disk on which these files lie as well, under the same limit.  store,
+    splits: the blocks, and the training splits of the run's sources; None and empty until `open`.
     """
 
     def __init__(self, manifest: RunManifest, paths: Mapping[str, Path], disk: Disk, settings: CorpusSettings) -> None:

@@ -1,8 +1,8 @@
 """The single stream of events: all facts that a person or a test can learn about a running peer.
 
-Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.  Each says
-its own sentence and severity.  `Event.to_fields` and `from_fields` define the form on the control socket and in the event
-log: a flat map with the class's name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are
+Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.  Each has its
+own sentence and severity.  `Event.to_fields` and `from_fields` define the form on the control socket and in the event log: a
+flat map with the class's name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are
 hexadecimal, sizes are bytes, times are seconds, losses are nats a token.
 """
 
@@ -82,9 +82,9 @@ def _listed(peers: Sequence[str], name: Naming) -> str:
 
 @dataclass(frozen=True)
 class ReachabilityChanged(Event):
-    """Peers that were asked to dial back have come to a new result.
+    """Peers that were asked to dial this peer back have come to a new result.
 
-    reachable: reachable, unreachable or unknown, according to these peers.  addresses: the same for each address at which
+    reachable: reachable, unreachable or unknown, according to these peers.  addresses: the result for each address at which
     they see this peer.
     """
 
@@ -93,9 +93,9 @@ class ReachabilityChanged(Event):
 
     def _words(self, name: Naming) -> str:
         if self.reachable == "unknown":
-            return "it is not known now if others reach this peer"
+            return "it is not known at present if other peers can reach this peer"
         there = [address for address, verdict in self.addresses.items() if verdict == "reachable"]
-        return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
+        return f"other peers reach this peer at {', '.join(there)}" if there else "no other peer can reach this peer"
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class NothingLearned(Event, severity="warning", is_alarm=True):
         mean = f" (mean reward {number(self.reward)})" if self.reward is not None else ""
         wanted = f"; expected: {clean(self.expected, 200)}" if self.expected else ""
         problem, answer = clean(self.prompt, 200), clean(self.text, 200)
-        remedy = "take problems of another difficulty" if self.reward else "say in the prompts which form an answer has"
+        remedy = "use problems of another difficulty" if self.reward else "state the form of an answer in the prompts"
         return (
             f"nothing is learned: in {many(self.rounds, 'round')} all answers to each problem had the same reward{mean}; a "
             f"typical answer to »{problem}« is »{answer}«{wanted}; {remedy}, and try them with "
@@ -671,7 +671,7 @@ class PeerEjected(Event, severity="warning", is_alarm=True):
     evidence: str
 
     def _words(self, name: Naming) -> str:
-        return f"{name(self.peer)} is shut out for good: {clean(self.reason)} (proof {self.evidence[:16]})"
+        return f"{name(self.peer)} is excluded for good: {clean(self.reason)} (proof {self.evidence[:16]})"
 
 
 @dataclass(frozen=True)
@@ -721,10 +721,10 @@ class RoundsConfirmed(Event):
 class RoundCommitted(Event):
     """A record is on disk, about to be applied.
 
-    tip: its hash.  tokens, loss: of all members.  mine: true if we are a member.  losses: of all members on each source of
-    the run's data, by its name; empty without several sources.  fragment: the fragment of the parameters that the round has
-    exchanged, counted from 0.  fragments: number of fragments; 1 if rounds exchange all parameters.  run_tokens: tokens of
-    all members up to the end of this round, as the run counts them.
+    tip: hash of the record.  tokens, loss: tokens and mean loss of all members.  mine: true if we are a member.  losses:
+    mean losses of all members on each source of the run's data, by its name; empty without several sources.  fragment: the
+    fragment of the parameters that the round has exchanged, counted from 0.  fragments: number of fragments; 1 if rounds
+    exchange all parameters.  run_tokens: tokens of all members up to the end of this round, as the run counts them.
     """
 
     round: int
@@ -760,8 +760,8 @@ class StateApplied(Event):
 class EvalLoss(Event):
     """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it.
 
-    losses: on each source of the run's data, by its name; empty without several sources.  members: number of members of
-    which it is the mean so far, in a run on the members' own data; `by` is the last of them.
+    losses: losses on each source of the run's data, by its name; empty without several sources.  members: number of members
+    over whose losses it is the mean so far, in a run on the members' own data; `by` is the last of them.
     """
 
     rounds: int
@@ -840,9 +840,9 @@ class SyncProgress(Event, severity="debug"):
 class RolledBack(Event, severity="warning", is_alarm=True):
     """This peer was on the losing side of a fork and went back to the common ancestor.
 
-    to_round: number of rounds that remain.  abandoned: number of rounds given up; what earlier events told of these rounds
-    is void.  winner: the peer whose chain won; empty if the peer only goes back, because most voters do not stand on these
-    rounds, or because no live peer has their results.
+    to_round: number of rounds that remain.  abandoned: number of rounds given up; earlier events about these rounds are
+    void.  winner: the peer whose chain won; empty if the peer only goes back, because most voters do not have these rounds
+    in their chains, or because no live peer has their results.
     """
 
     to_round: int
@@ -852,7 +852,7 @@ class RolledBack(Event, severity="warning", is_alarm=True):
     def _words(self, name: Naming) -> str:
         last = self.to_round + self.abandoned - 1
         which = f"round {self.to_round}" if self.abandoned == 1 else f"rounds {self.to_round} to {last}"
-        why = f"most voters do not stand on {which}, or nobody here has the results: computed anew"
+        why = f"most voters do not have {which} in their chains, or no peer here has their results"
         if self.winner:
             why = f"the branch of {name(self.winner)} won, and its rounds replace {which}"
         return f"went back {many(self.abandoned, 'round')}: {why}"
@@ -898,8 +898,8 @@ class Desynced(Event, severity="warning", is_alarm=True):
 class Dropped(Event, severity="debug"):
     """Data from a peer was malformed or not allowed, and was dropped.
 
-    Emitted at most once in 10 s for each peer and kind; for questions dropped for lack of room, at most once in 10 s for all
-    peers together.
+    Emitted at most once in 10 s for each peer and kind; for questions that were dropped for lack of room, at most once in 10
+    s for all peers together.
     what: kind of the data.  reason: a phrase.  times: number of such drops since the last such event.
     """
 

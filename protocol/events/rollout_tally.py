@@ -29,8 +29,7 @@ class BatchSeen:
 
     at: time of the last event about it, in seconds since 1970.  verdict: one of `VERDICTS`.  reason: reason of a rejection.
     rollouts: 0 if unknown.  tokens, seconds: known only for a batch of ours.  judges: known validators that judged it.
-    round: the
-    round in which members learned from it.
+    round: the round in which members learned from it.
     """
 
     author: str
@@ -61,7 +60,7 @@ class Aside:
 class RolloutTally:
     """The tally of one peer, whose ID is `me`.
 
-    generated, generated_tokens, generating_s: number of our batches, their tokens and the time that they took. judged:
+    generated, generated_tokens, generating_s: number of our batches, their tokens and the time that they took.  judged:
     number of batches that we verified.  rewards: rounds, each with its mean reward.  lengths: rounds, each with the mean
     number of output tokens of a rollout.  accepted_tokens: number of our tokens that records name.
     """

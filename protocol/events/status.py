@@ -3,8 +3,7 @@
 It includes the reason for computing nothing, and a remedy for each reason.  Frozen dataclasses that import nothing heavy.
 `to_fields` is the form on the control socket and in JSON: the fields' names are its keys, in this order;
 docs/reference/status.md lists all fields.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are seconds.
-A
-field that is added later has a default, so that the status of an older peer can still be read.
+A field that is added later has a default, so that the status of an older peer can still be read.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ class WhyIdle(str, Enum):
     STARTING = "starting", "nothing; it takes seconds, or minutes with a large model"
     CONNECTING = "connecting", "`peer doctor INVITATION` says why; or ask for a newer invitation"
     WAITING_FOR_PEERS = "waiting for peers", "nothing; or invite others"
-    FETCHING_STATE = "fetching state", "nothing; your line, the others' and `max_down` limit how fast it comes"
+    FETCHING_STATE = "fetching state", "nothing; your line, the lines of others and `max_down` limit the speed"
     WAITING_FOR_MEMBERS = "waiting for members", "nothing; a slow member is waited for as long as the run allows"
     WAITING_FOR_ROLLOUTS = "waiting for rollouts", "nothing; or start more peers with `--role rollout`"
     FETCHING_TASKS = "fetching tasks", "`peer tasks list` says which set is missing, or cannot be used"
-    FETCHING_REFERENCE = "fetching reference", "nothing; or start again a trainer or seed that was in this run before"
+    FETCHING_REFERENCE = "fetching reference", "nothing; or restart a trainer or seed that was in this run before"
     FETCHING_DATA = "fetching data", "nothing; or ask the organiser to start a peer that has the corpus"
     PREPARING_DATA = "preparing data", "nothing; it is done again only when the data change"
-    WAITING_FOR_WEIGHTS = "waiting for weights", "nothing; a coming round brings them"
+    WAITING_FOR_WEIGHTS = "waiting for weights", "nothing; they come with one of the next rounds"
     WAITING_FOR_VERDICTS = "waiting for verdicts", "nothing; or start more peers with `--role validator`"
-    NOTHING_TO_CHECK = "nothing to check", "nothing; batches are dealt by lot"
+    NOTHING_TO_CHECK = "nothing to check", "nothing; batches are assigned at random"
     EXCHANGING = "exchanging", "nothing; over a relayed or slow line it takes longer"
     COMMITTING = "committing", "nothing; it takes seconds when enough of the electors are here"
     TRAINER_RESTARTING = "trainer restarting", "the end of `trainer.log` in the run's folder says why"
     COMPUTER_BUSY = "computer busy", "nothing; or end other programs, or `peer pause` until they are done"
     PAUSED = "paused", "`peer resume`, or `p` in the interface"
     OUTSIDE_HOURS = "outside hours", "nothing; or set other hours with `peer config schedule`"
-    ON_BATTERY = "on battery", "plug it in, or `peer config on_battery yes`"
-    IN_USE = "in use", "nothing; or a shorter time with `peer config unused_for`"
-    TOO_HOT = "too hot", "nothing; it goes on at 5 °C less"
-    GPU_WANTED = "gpu wanted", "nothing; or `peer config yield_gpu no`"
+    ON_BATTERY = "on battery", "plug it in, or run `peer config on_battery yes`"
+    IN_USE = "in use", "nothing; or set a shorter time with `peer config unused_for`"
+    TOO_HOT = "too hot", "nothing; work resumes once the GPU is 5 °C cooler"
+    GPU_WANTED = "gpu wanted", "nothing; or run `peer config yield_gpu no`"
     MONTHLY_QUOTA = "monthly quota", "wait for the next month, or raise `monthly_quota`"
     DISK_FULL = "disk full", "make room, remove a run's folder (`peer runs`), or raise `max_disk`"
     NOT_A_TRAINER = "not a trainer", "nothing; or join with `--role trainer`"
@@ -96,7 +95,7 @@ class SwarmPeer:
     reach: the network of this connection: this computer, home network or internet; empty while unknown, as behind a relay.
     round_trip_s: the shortest round trip over it; None while unknown.  up_bytes, down_bytes: bytes that its open sockets
     carried to and from the peer.
-    line_up_bytes_per_s, line_down_bytes_per_s: the rates of its line, by its own word; 0 while unknown.
+    line_up_bytes_per_s, line_down_bytes_per_s: the rates of its line, as the peer states them; 0 while unknown.
     known_s: seconds since this peer first heard of it, or heard of it again after it had been away for long.
     counted_tokens_per_s: tokens a second for which it got credit in the last eight rounds that this peer saw being made;
     None if it was in none of them.  A round also takes the exchange, and waits for slow members, so a claim may be higher.
@@ -164,10 +163,11 @@ class CopiesStatus:
     """Copies of the data that the run needs to go on: its files, the blocks of its corpora, and its reference weights.
 
     Only this peer, and live peers that a record names or that were admitted, count.
-    peers: number of such peers, with this one.  answered: number of those that said what they have, with this one.
+    peers: number of such peers, with this one.  answered: number of these peers that said what they have, with this one.
     wanted: number of copies that there should be: three, or one at each peer.
-    total_bytes: size of the data.  missing_bytes: at none of these peers.  lone_bytes: at one of them only.
-    here_only_bytes: at this peer only.  short_bytes: at fewer than `wanted` of them.
+    total_bytes: size of the data.  missing_bytes: bytes that none of these peers has.  lone_bytes: bytes that only one of
+    them has.
+    here_only_bytes: bytes that only this peer has.  short_bytes: bytes that fewer than `wanted` of them have.
     fetched_bytes: bytes that this peer fetched since its start to keep them for others.
     mirrors: number of mirrors of the corpora; they do not count as copies.
     """
@@ -204,10 +204,10 @@ class RunDefinition:
     rows: text, chat or preference.  sequence_length: tokens of a row.  is_local: true if each member reads data of its own.
     mixtures: mixtures of the sources, the first one from 0 tokens; empty without sources.  data_tokens: tokens of all
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
-    times_read: how often the run reads each source until its total, with one member if the total counts rounds.
+    times_read: number of times that the run reads each source until its total, with one member if the total counts rounds.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the same on rollouts.  requires:
-    requirements of a computer that trains, in words.
+    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the highest learning rate on rollouts.
+    requires: requirements of a computer that trains, in words.
     prompts: prompts that a member completes at each evaluation.
     """
 
@@ -258,8 +258,8 @@ class ComputerStatus:
     before the second reading.  memory_used, memory_total: bytes.  memory_limit: bytes that the peer's container or service
     may use; None without a limit.  watts: power that the processor draws; None unless the system lets this user read it.
     gpus: the GPUs that this peer may use.  joules: energy that these GPUs and the processor drew since the peer's start
-    while it did not rest; None if neither tells its power.  all_joules: the same for all peers of this data directory until
-    now.
+    while it did not rest; None if neither tells its power.  all_joules: this energy for all peers of this data directory
+    until now.
     """
 
     processor: str = ""
@@ -277,7 +277,7 @@ class ComputerStatus:
 class ContributionStatus:
     """Credit of a peer on the record chain, as `peer ledger` counts it.
 
-    rounds: rounds that count its work.  tokens: tokens that it trained, and those of its rollouts that were learned from.
+    rounds: rounds that count its work.  tokens: tokens that it trained, and tokens of its rollouts that were learned from.
     tokens_today: tokens counted since midnight, local time.
     rank: its place in the ledger; None before its first credit.  contributors: peers with credit.
     streak: number of the latest rounds in a row that count its work.  days: number of days in a row with such a round, up to
@@ -303,17 +303,17 @@ class NodeStatus:
     phase: its work in one word: starting, syncing, computing, ready, exchanging, voting, applying, paused, seeding,
     generating, verifying or stopping.
     why_idle: the reason for not computing, in a few words; empty while it computes.
-    why_detail: the same in a sentence; while it trains ahead, the stage of the running round.  why_remedy: advice to its
+    why_detail: the reason in a sentence; while it trains ahead, the stage of the running round.  why_remedy: advice to its
     owner.
-    finishing: after `peer finish`, a phrase that names the event for which the peer waits before it stops; else empty.
+    finishing: after `peer finish`, a phrase that names the event for which the peer waits before it stops; otherwise empty.
     finishing_left_s: seconds until it leaves without that event; None if it was not asked to finish.
     round: number of committed rounds.  tip: hash of the last record; empty before the node runs.
     final_rounds, final_tip: number of final rounds, and the tip after them, which invitations name.
     provisional_rounds: number of the last rounds that some electors have not confirmed; another branch may replace them.
     unconfirmed_by: electors of the first provisional round that are away; it becomes final when enough of them are back.
     electors: IDs of the peers that vote on the next record; empty if its members do.
-    founders_vote_until: the earliest round on which others than the founders vote; None unless the founders of an open run
-    vote alone now.
+    founders_vote_until: the earliest round on which peers other than the founders vote; None unless the founders of an open
+    run vote alone now.
     state_rounds, state_digest: number of rounds that the outer state has applied, and its digest.
     peers: number of other live peers of the run; before the node runs, number of connected peers.
     members, tokens: IDs of the members of the last committed round, and their tokens.
@@ -447,11 +447,11 @@ class PeerStatus(NodeStatus):
 
     pid: the peer's process ID.  uptime_s: seconds since its start.  mono: now on the monotonic clock of its events; 0 if an
     older peer does not tell it.  addresses: where it listens.
-    invitation: an invitation to the run, if the run is open; else empty.
+    invitation: an invitation to the run, if the run is open; otherwise empty.
     invite_command: command with which the organiser of a run that admits by token makes an invitation, with PEER_ID in place
-    of the guest's ID; else empty.
+    of the guest's ID; otherwise empty.
     reachable: reachable, unreachable or unknown, according to peers that were asked to dial back.
-    reachability: the same for each address at which they see this peer or which it announces.
+    reachability: the result for each address at which they see this peer or which it announces.
     run_definition: the run as its organiser signed it, a map; None until an invitation's manifest is fetched.
     computer: this computer, a map; None before its first reading.
     contribution: credit of this peer on the record chain, a map; None before it is counted.
@@ -486,7 +486,7 @@ class PeerStatus(NodeStatus):
 
     @classmethod
     def from_fields(cls, given: Any) -> Self:
-        """Return the status in a map, without fields that only a newer version knows; raise ValueError if one is lacking."""
+        """Return the status in a map, ignoring fields of a newer version; raise ValueError if a field is missing."""
         try:
             status: Self = _read(cls, given)
         except (TypeError, AttributeError) as error:
@@ -506,7 +506,7 @@ def _nested(cls: Any) -> dict[str, type[Any] | None]:
 
 
 def _read(cls: Any, given: Mapping[str, Any]) -> Any:
-    """Return the dataclass `cls` from a map, and those within it, without entries that only a newer version knows."""
+    """Return the dataclass `cls`, with the dataclasses in it, from a map; ignore entries that only a newer version knows."""
     known = _nested(cls)
     return cls(**{name: _value(known[name], value) for name, value in given.items() if name in known})
 

@@ -69,7 +69,7 @@ class ModelConfig(Section):
     heads: Annotated[int, Field(ge=1, le=512)] = 4
     """Attention heads; dim / heads must be an even number."""
     kv_heads: Annotated[int, Field(ge=1, le=512)] = 2
-    """Key and value heads; heads must be a multiple."""
+    """Key and value heads; heads must be a multiple of their number."""
     ffn: Annotated[int, Field(ge=8, le=1 << 18)] = 384
     """Width of the SwiGLU layer."""
     rope_base: Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)] = 10_000.0
@@ -77,7 +77,7 @@ class ModelConfig(Section):
     norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-5
     """Epsilon of RMSNorm."""
     tied: bool = True
-    """True: the output weights are the embedding's."""
+    """True: the output weights are the weights of the embedding."""
     head_dim: Annotated[int, Field(ge=0, le=1024, multiple_of=2)] = 0
     """Width of an attention head, an even number; 0: dim / heads."""
     qkv_bias: bool = False
@@ -114,7 +114,7 @@ class ModelConfig(Section):
         if self.parameters > MAX_PARAMETERS:
             yield (
                 "vocab dim layers heads kv_heads ffn tied head_dim",
-                f"the model has {self.parameters / 1e9:.2f} G parameters, and at most {MAX_PARAMETERS / 1e9:.2f} G are "
+                f"the model has {self.parameters / 1e9:.2f} G parameters, but at most {MAX_PARAMETERS / 1e9:.2f} G are "
                 "allowed; make vocab, dim, ffn or layers smaller",
             )
         low, high = self.rope_low_freq_factor, self.rope_high_freq_factor

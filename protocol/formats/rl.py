@@ -27,26 +27,26 @@ class RlConfig(Section):
     """Rollouts and their learning."""
 
     group_size: Annotated[int, Field(ge=2, le=1024)] = 16
-    """Completions of each prompt (G); one alone could be compared with none."""
+    """Completions of each prompt (G); a single one could not be compared with others."""
     # The reference run trained on sequences of this length.
     max_tokens: Tokens = 32_768
-    """Tokens of an output at most."""
+    """Most tokens of an output."""
     # Ours: PRIME-RL's default is 0.6.
     temperature: Above = 1.0
-    """Logits are divided by it, in sampling and in the loss."""
+    """Divisor of the logits, in sampling and in the loss."""
     max_async: Annotated[int, Field(ge=0, le=16)] = 2
-    """Versions by which a rollout may be older than the one that is trained."""
+    """Most versions by which a rollout may be older than the version that is trained."""
 
     # -- rewards and filters --
     length_weight: Weight = 0.0003
-    """Reward taken away for each token between an output's length and the one that its prompt names."""
+    """Reward taken away for each token between an output's length and the length that its prompt names."""
     # Ours: the reference run had 2000, 4000, 6000, 8000 and 10000.
     length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
-    """Lengths in tokens of which each prompt names one; none is no length reward."""
+    """Lengths in tokens, of which each prompt names one; without any, there is no length reward."""
     min_solve_rate: Share = 0.1
-    """Tasks in files whose record has a `solve_rate` below it, from 0 to 1, are left out: too hard to learn from."""
+    """Tasks in files whose `solve_rate`, from 0 to 1, is below this are left out because they are too hard to learn from."""
     max_solve_rate: Share = 0.8
-    """Tasks in files whose record has a `solve_rate` above it, from 0 to 1, are left out: too easy to learn from."""
+    """Tasks in files whose `solve_rate`, from 0 to 1, is above this are left out because they are too easy to learn from."""
     divide_by_std: bool = True
     """True: advantages are divided by the standard deviation of their group's rewards."""
     drop_zero_advantage: bool = True
@@ -56,34 +56,34 @@ class RlConfig(Section):
     eps: Decay = 0.2
     """Ratios of new to old probability count between 1 - eps and 1 + eps."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
-    """Ratios of tokens with a negative advantage count up to this."""
+    """Limit on the ratios of tokens with a negative advantage."""
     # Ours: PRIME-RL's default, which the reference run's file does not change, is 0.001.
     entropy_weight: Weight = 1e-4
-    """Weight of the entropy bonus: a nat is worth so much loss."""
+    """Weight of the entropy bonus, as loss per nat."""
     # Ours: the report says 0.001, but the reference run's file does not set the weight, which means 0.
     kl_weight: Weight = 0.0
-    """Weight of the divergence from the weights that rollouts began with: a nat costs so much loss."""
+    """Weight of the divergence from the weights with which rollouts began, as loss per nat."""
 
     # -- the optimiser --
     optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """Steps in which a version's rollouts are trained on once."""
+    """Number of optimiser steps in which a version's rollouts are trained on once."""
     lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
     """AdamW's learning rate after the warm-up, constant."""
     warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 25
     """Optimiser steps of the run over which the rate rises from 0."""
     clip_norm: Above = 0.1
-    """Gradients are scaled down to this global norm."""
+    """Largest global norm of the gradients; larger gradients are scaled down to it."""
     beta1: Decay = 0.9
     """AdamW's decay of the mean of gradients."""
     # Ours: PRIME-RL's default is 0.99.
     beta2: Decay = 0.95
-    """AdamW's decay of the mean of their squares."""
+    """AdamW's decay of the mean of the gradients' squares."""
     # Ours.
     adam_eps: Above = 1e-8
-    """Added by AdamW to the root of the mean square."""
+    """Number that AdamW adds to the root of the mean square."""
     # Ours: PRIME-RL's default is 0.01.
     weight_decay: Weight = 0.0
-    """AdamW's, of matrices: by so much times the rate a step."""
+    """AdamW's weight decay of matrices: this factor times the rate in each step."""
     # Ours, as micro_batch_tokens.
     row_tokens: Tokens = 40_960
     """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one."""
@@ -98,30 +98,30 @@ class RlConfig(Section):
     min_end_probability: Share = 0.1
     """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
     max_exponent_mismatches: Annotated[int, Field(ge=0, le=65_497)] = 38
-    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    """Most values of a chunk's proof whose exponents differ from the ones that a validator computes."""
     max_mantissa_mean: Mantissa = 10.0
-    """Mean by which the 7 bits of mantissa of the others may differ."""
+    """Largest mean difference of the 7-bit mantissas of the other values."""
     max_mantissa_median: Mantissa = 8.0
-    """Median by which they may differ."""
+    """Largest median difference of these mantissas."""
     # Ours, as shortfall_ceiling and shortfall_rate.
     max_shortfall: Above = 0.5
     """Units of logits over temperature by which all but two tokens of a rollout may fall short of the sampling's choice."""
     shortfall_ceiling: Above = 1.0
-    """Units by which any token may fall short at most; max_shortfall at least."""
+    """Most units by which any token may fall short; at least max_shortfall."""
     shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
-    """Mean by which honest tokens fall short, per unit of 1 - sum p^2; tokens together may by three times as much."""
+    """Mean by which honest tokens fall short, per unit of 1 - sum p^2; all tokens together may by three times as much."""
 
     def _problems(self) -> Problems:
         if self.min_solve_rate > self.max_solve_rate:
             yield (
                 "min_solve_rate max_solve_rate",
                 f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
-                "exchange them",
+                "exchange the two values",
             )
         if self.row_tokens < self.max_tokens:
             yield (
                 "row_tokens max_tokens",
-                f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
+                f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), but a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
             )
         if self.shortfall_ceiling < self.max_shortfall:

@@ -1,4 +1,4 @@
-"""Base of the manifest's sections, with one check and one encoding for all who read them."""
+"""Base of the manifest's sections, with one check and one encoding for all readers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Section(Ordered):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     def _problems(self) -> Problems:
-        """Yield the numbers that do not fit together; a section adds its own to those of its base."""
+        """Yield the numbers that do not fit together; a section adds its own problems to the problems of its base."""
         yield from ()
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ class InnerConfig(Section):
     beta2: Fraction = 0.95
     """Decay of the second moment."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Number added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.1
     """Decoupled weight decay, of matrices only."""
     clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
@@ -48,7 +48,7 @@ class InnerConfig(Section):
     joiner_warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 10
     """Steps over which the rate rises for a joiner, whose moments are empty."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Rule of the updates; Muon's, of the layers' matrices only, takes AdamW's rates and half of its memory for moments."""
+    """Rule of the updates; Muon, for the layers' matrices only, uses AdamW's rates and half of its memory for moments."""
 
 
 class DataConfig(Section):
@@ -61,13 +61,13 @@ class DataConfig(Section):
     sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     """Windows in one inner step of one member."""
     format: Literal["text", "chat", "preference"] = "text"
-    """The rows: "text"; "chat", where only the assistant's turns count; or "preference", pairs of answers (DPO)."""
+    """The rows: "text"; "chat", in which only the assistant's turns count; or "preference", pairs of answers (DPO)."""
     documents: Literal["masked", "joined"] = "joined"
     """The documents of a row of text: "masked" (none sees another, and positions restart) or "joined"."""
     beta: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.1
     """Strength with which preferences hold the model near the initial weights (DPO's beta)."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = 0.0
-    """Share of the preferences that are taken to be the wrong way round (conservative DPO)."""
+    """Assumed share of preferences whose two answers are swapped (conservative DPO)."""
     source: Literal["corpora", "local"] = "corpora"
     """Origin of the rows: "corpora", those of the run; or "local", each member's own data, which stays on its computer."""
 
@@ -87,7 +87,7 @@ class TokenizerConfig(Section):
     template: Literal["raw", "plain", "chatml", "llama3"] = "plain"
     """The layout of a conversation: "raw" (nothing around what is said), "plain", "chatml" (Qwen) or "llama3"."""
     ends: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 20)]], Field(min_length=1, max_length=8)]
-    """Numbers of the tokens that end a turn; the first one ends those that are learnt from."""
+    """Numbers of the tokens that end a turn; the first one ends the turns that are learned from."""
 
 
 class SamplesConfig(Section):
@@ -99,7 +99,7 @@ class SamplesConfig(Section):
     ]
     """The prompts, each without line breaks; in a run on chats, preferences or rollouts each is a message of the user."""
     tokens: Annotated[int, Field(ge=1, le=64)] = 48
-    """Tokens of a completion at most."""
+    """Most tokens of a completion."""
 
     def _problems(self) -> Problems:
         if len(set(self.prompts)) < len(self.prompts):

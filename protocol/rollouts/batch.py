@@ -122,7 +122,7 @@ def _number_in(lot: Hash) -> int:
 
 
 RELATIVE = frozenset({Reason.WITHHELD})
-"""Reasons that depend on the bytes that a validator could get.  Disagreement about such a reason is no proof of a lie."""
+"""Reasons that depend on the bytes that a validator could get.  Disagreement about such a reason does not prove a lie."""
 UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 MOST_DEATHS = 2

@@ -43,7 +43,7 @@ class JudgementHeard:
 
 @dataclass(frozen=True)
 class TipChanged:
-    """Change to another state.
+    """Change of our chain's tip to another state.
 
     tips: the newest versions' tips, by number.  trainers: the trainers in these versions' records, by number.  electors: the
     electors at the tip.  makers: rollout peers that we know.  before: our chain's present tip at the version of the last
@@ -122,7 +122,7 @@ PoolEvent = (
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Request to forward the received message, because it is news."""
+    """Request to forward the received message, because it is new."""
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ SURE = (Opinion.GOOD, Opinion.BAD)
 
 
 class RolePolicy:
-    """Treatment of another peer's batch before it is decided.  This one is of peers that only forward messages."""
+    """Treatment of another peer's batch before it is decided.  This is the policy of peers that only forward messages."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """Return the effects that are due now; set `batch.wanted` if we must check the batch."""
@@ -390,12 +390,12 @@ class TrainerPolicy(RolePolicy):
             return []
         if ours is not theirs:
             said = "accepted" if theirs is Opinion.GOOD else "rejected"
-            return context.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
+            return context.set_aside(validator, f"it {said} rollouts, but our own check contradicts this", Role.VALIDATOR)
         scores = batch.judgements[validator].scores
         if ours is Opinion.BAD or batch.scores is None or scores is None:
             return []
         if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
-            return context.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
+            return context.set_aside(validator, "its scores for rollouts differ from our own scores", Role.VALIDATOR)
         dealt = batch.deals.get(context.me)
         # of those that were asked only: a crowd of keys could outvote them
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]

@@ -168,7 +168,7 @@ AHEAD_ROUNDS = 2
 
 
 class Pool:
-    """Pool of the batches that one peer knows.  draw: as for `TrainerPolicy`."""
+    """Pool of the batches that one peer knows.  draw: function as for `TrainerPolicy`."""
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
         self._context = context = PoolContext(me, role, rl)

@@ -92,7 +92,7 @@ class Reference:
 
     def _nobody(self) -> str:
         return (
-            "no peer here has the reference weights of the KL term: start again a trainer or seed that was in the run when "
+            "no peer here has the reference weights of the KL term; restart a trainer or seed that was in the run when "
             f"round {self._round} began, or later"
         )
 

@@ -364,7 +364,7 @@ class Rollouts:
     def _handle(self, event: PoolEvent) -> bool | ContradictoryBatches:
         """Pass an event to the pool, and perform or start its effects.
 
-        Return True if the event is news, or a peer's two contradictory statements.
+        Return True if the event is new, or shows two contradictory statements of a peer.
         """
         answer: bool | ContradictoryBatches = False
         for effect in self._pool.handle(event, trio.current_time()):
@@ -416,7 +416,7 @@ class Rollouts:
                 if result.codes is None:  # the chain went back, perhaps: the pool hears of it at the next look
                     await trio.sleep(LOOK_S)
             if not checks:
-                self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
+                self._show_idle(WhyIdle.NOTHING_TO_CHECK, "there is no batch here for this peer to check")
                 await trio.sleep(LOOK_S)
 
     def _show_work(self) -> None:

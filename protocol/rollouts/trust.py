@@ -40,7 +40,7 @@ class _KnownPeer:
 
 
 class TrustScores:
-    """Trust of one peer in all rollout peers and validators."""
+    """Trust that one peer has in all rollout peers and validators."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[PeerId, _KnownPeer] = OrderedDict()

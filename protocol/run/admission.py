@@ -43,7 +43,7 @@ from protocol.wire.presence import Role
 
 
 DEFAULT_USES = 64
-"""Peers that a bearer token admits unless its maker says otherwise: as many as vote, or train together by default."""
+"""Default number of peers that a bearer token admits: as many as vote, or train together by default."""
 MAX_USES = 4096
 
 
@@ -87,7 +87,7 @@ def bound_token(
     role: Role = Role.TRAINER,
     until_round: int | None = None,
 ) -> bytes:
-    """Sign a token for one peer.  expires: unix seconds.  Raises `Malformed` for a `peer` that is no peer ID."""
+    """Sign a token for one peer.  expires: unix seconds.  Raises `Malformed` for a `peer` that is not a peer ID."""
     public_key_of(peer)
     token = Token(run=run, role=role, expires=expires, until_round=until_round, peer=peer, key=None, uses=1)
     return pack(organiser, run, token).raw
@@ -137,9 +137,9 @@ _DOMAIN = b"manyhands admission 1\n"
 
 
 class AdmissionProof(Body):
-    """Proof that a peer is admitted.  token: the organiser's.
+    """Proof that a peer is admitted.  token: the organiser's signed token.
 
-    signature: of the token's key, over run and peer; None for a token that names the peer.
+    signature: the signature of the token's key over run and peer; None for a token that names the peer.
     """
 
     token: Annotated[bytes, Field(min_length=1, max_length=MAX_TOKEN_BYTES)]
@@ -148,8 +148,9 @@ class AdmissionProof(Body):
 
 @dataclass(frozen=True)
 class AdmittedBy:
-    """Grounds for a peer's admission.  token: its name; None if the manifest alone decides: then the rest has no meaning.
+    """Grounds for a peer's admission.
 
+    token: the token's name; None if the manifest alone decides, in which case the other fields have no meaning.
     expires: unix seconds.  until_round: the last round whose record may be the first with this peer; None for any.
     uses: number of peers that the token may admit.
     """
@@ -163,14 +164,14 @@ class AdmittedBy:
     def require(self, role: Role, round: int | None) -> None:
         """Raise `Malformed` if the token is not for this role or too old for this round.
 
-        A trainer's token is good for every role, and any token for a seed.
+        A trainer's token is valid for every role, and every token is valid for a seed.
         """
         if self.token is None:
             return
         if self.role is not Role.TRAINER and role not in (self.role, Role.SEED):
             raise Malformed(f"the token is for the role {self.role.value}")
         if round is not None and self.until_round is not None and round > self.until_round:
-            raise Malformed(f"the token admits until round {self.until_round}, and this is round {round}")
+            raise Malformed(f"the token expired after round {self.until_round}; this is round {round}")
 
 
 BY_MANIFEST = AdmittedBy()
@@ -183,7 +184,7 @@ def needs_proof(manifest: RunManifest, peer: PeerId) -> bool:
 
 
 def make_proof(token: bytes, run: Hash, peer: PeerId, key: Identity | None = None) -> bytes:
-    """Return the admission proof of `peer`.  key: of a bearer token.  The token is not checked."""
+    """Return the admission proof of `peer`.  key: the key of a bearer token.  The token is not checked."""
     return AdmissionProof(token=token, signature=key.sign(_signed_bytes(run, peer)) if key is not None else None).encode()
 
 
@@ -192,14 +193,14 @@ def verify_admission(
 ) -> AdmittedBy:
     """Return the grounds for admitting `peer` to run `run` of this manifest, in `role`; raise `Malformed` with the reason.
 
-    round: of the record that names the peer, or would; None if that is not known.  Neither the clock nor the uses of the
-    token are checked (`has_expired`, `TokenUses`).
+    round: the round of the record that names the peer or would name it; None if it is unknown.  Neither the clock nor the
+    uses of the token are checked (`has_expired`, `TokenUses`).
     """
     if manifest.admission is Admission.ALLOWLIST and peer not in manifest.allowlist and peer != manifest.organiser:
         raise Malformed("the run's list does not name the peer")
     if not needs_proof(manifest, peer):
         if proof:
-            raise Malformed("an admission proof where none is needed")
+            raise Malformed("an admission proof although none is needed")
         return BY_MANIFEST
     if not proof:
         raise Malformed("no admission proof")
@@ -209,7 +210,7 @@ def verify_admission(
         if token.peer != peer:
             raise Malformed(f"the token is for {token.peer}")
         if shown.signature is not None:
-            raise Malformed("a signature of a key beside a token for one peer, which needs none")
+            raise Malformed("a key's signature with a token for one peer, which needs none")
     elif shown.signature is None or not verify(peer_id_of(token.key), shown.signature, _signed_bytes(run, peer)):
         raise Malformed("a bearer token without its key's signature for this peer")
     admitted = AdmittedBy(token.name, token.role, token.expires, token.until_round, token.uses)
@@ -247,7 +248,7 @@ class TokenUses:
     def after(self, admissions: Iterable[tuple[PeerId, bytes]]) -> TokenUses:
         """Return the uses after a record with these members and their verified proofs; `self` if nobody is new.
 
-        Raises `Malformed` if a token admits more peers than it may, or if a proof is none.
+        Raises `Malformed` if a token admits more peers than it may, or if a proof is malformed.
         """
         new: dict[PeerId, Hash] = {}
         count: Counter[Hash] = Counter()
@@ -331,9 +332,9 @@ def admit_at_door(
     role: Role = Role.TRAINER,
     round: int | None = None,
 ) -> AdmittedBy | str:
-    """Return the grounds for admitting `peer` now in `role`; else a sentence with the reason of the refusal and the remedy.
+    """Return the grounds for admitting `peer` now in `role`; or a sentence with the reason for refusal and the remedy.
 
-    wall_now: unix seconds.  round: of the next record, the first that could name a newcomer; None if unknown.
+    wall_now: unix seconds.  round: the round of the next record, the first that could name a newcomer; None if unknown.
     """
     if manifest.admission is Admission.INVITE and not proof and peer != manifest.organiser:
         return (
@@ -345,7 +346,7 @@ def admit_at_door(
     except Malformed as error:
         if manifest.admission is Admission.ALLOWLIST and not proof:
             return f"the run {manifest.name} admits only listed peers; ask its organiser to list {peer}"
-        return f"the invitation is not good for {peer} ({error}); ask the run's organiser for a new one"
+        return f"the invitation is not valid for {peer} ({error}); ask the run's organiser for a new one"
     if has_expired(admitted, wall_now):
         return (
             "the token of the invitation has expired; ask the run's organiser for a new invitation (good until "
@@ -355,7 +356,7 @@ def admit_at_door(
     try:
         admitted.require(role, round)
     except Malformed as error:
-        return f"the invitation is not good here ({error}); join with --role {admitted.role.value}"
+        return f"the invitation is not valid for this role ({error}); join with --role {admitted.role.value}"
     return admitted
 
 
@@ -381,7 +382,7 @@ def answer_hello(manifest: RunManifest, run: Hash, hello: Hello, version: str, w
 def version_problem(manifest: RunManifest) -> str | None:
     """Return the reason why this software cannot take part in the run, as a sentence; None if it can."""
     wanted = _range(manifest.protocol_min, manifest.protocol_max)
-    problem = f"the run wants protocol {wanted} and this software speaks "
+    problem = f"the run requires protocol {wanted}, but this software speaks "
     problem += _range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
     if manifest.protocol_min > PROTOCOL_VERSION:
         return f"{problem}; install a newer version of manyhands"

@@ -65,8 +65,9 @@ Secret = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 class Invitation(Body):
-    """An invitation.  run: run ID.  addresses: where to ask first.  anchor: a record of the chain, if the inviter knows one.
+    """An invitation.
 
+    run: run ID.  addresses: addresses to ask first.  anchor: a record of the chain, if the inviter knows one.
     token: a signed `protocol.run.admission.Token`, for runs that want one.  secret: the seed of a bearer token's key.
     """
 

@@ -1,4 +1,4 @@
-"""Text of an invitation: `mh1` and base58 of a checksum and a body, found again in what mail, chats and shells make of it.
+"""Text of an invitation: `mh1` and base58 of a checksum and a body, recovered from text that mail, chats or shells changed.
 
 This module knows nothing of the body (`protocol.run.invitation`) and imports little, so that a command can tell a text that
 was cut or mistyped before it does anything else.
@@ -19,15 +19,15 @@ PREFIX = "mh1"
 AROUND = "\"'`<>()[]*_“”‘’„«»,;.:!?…"
 """Characters that mail and chats put around an invitation."""
 BASE, ZERO = 58, "1"
-"""Base of the digits of base58, and the one that stands for a zero byte at the beginning."""
+"""Base of base58, and its digit for a zero byte at the beginning."""
 MAX_INVITATION_CHARACTERS = 7500
 CHECKSUM_BYTES = 4
 MAX_BEGINNINGS = 4
-"""Places in one text at which an invitation is looked for."""
+"""Most places in one text at which an invitation is looked for."""
 MAX_RUNS = 256
-"""Pieces into which line breaks may have cut an invitation, with the words of a sentence behind it."""
+"""Most pieces into which line breaks may have cut an invitation, with the words of a sentence behind it."""
 LEAST_IN_A_SENTENCE = 32
-"""Characters of the first piece of an invitation that stands in a sentence."""
+"""Fewest characters of the first piece of an invitation that stands in a sentence."""
 RUN = re.compile("[1-9A-HJ-NP-Za-km-z]+")
 BEGINNING = re.compile(f"(?<![0-9A-Za-z/]){PREFIX}[1-9A-HJ-NP-Za-km-z]*")
 
@@ -64,7 +64,7 @@ def body_in(text: str) -> bytes:
 def _body_at(text: str, start: int) -> bytes | None:
     """Return the body of the invitation that begins at `start`; None if no invitation with a right checksum does.
 
-    Runs of permitted characters are joined one by one, for a line may be broken anywhere, until the checksum fits.
+    Runs of permitted characters are joined one by one until the checksum fits, because a line may be broken anywhere.
     """
     joined = ""
     value: int = 0

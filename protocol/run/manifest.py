@@ -52,7 +52,7 @@ PROTOCOL_VERSION = 1
 
 MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
-"""Peers that vote on one record, and founders, at most."""
+"""Most voters on one record, and most founders."""
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
@@ -65,7 +65,7 @@ CHUNK_STEP = 256
 """Divisor of the parameters in a chunk; some codecs need a larger one."""
 MAX_CHECKPOINT_CHUNK_BYTES = 1 << 24
 MAX_CHECKPOINT_CHUNKS = 1 << 15
-"""So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
+"""Most chunks of a checkpoint: the list of their hashes (1 MiB) must fit into one answer."""
 FEW_CHUNKS = 64
 """Chunks of an exchange, eight for each of eight members: more are shared out hardly better, and each costs processor time
 (docs/results/exchange.md)."""
@@ -126,13 +126,13 @@ class RoundSection(Section):
     inner_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
     """Inner steps of a member between two exchanges of a parameter (H); a round has 1 / fragments of them."""
     delay: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Steps that a member may go on training until a round's result has to be there; 0: it waits at once."""
+    """Steps that a member may continue to train before it needs a round's result; 0: it waits at once."""
     min_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 1
-    """Fewer members than this hold no round."""
+    """Minimum number of members of a round."""
     max_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 64
-    """More members than this do not fit into a round."""
+    """Maximum number of members of a round."""
     grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
-    """Seconds that a quorum that is ready waits for the others; longer in long rounds, as far as their work is worth it."""
+    """Seconds that a ready quorum waits for the other peers; longer in long rounds, as far as their work is worth it."""
     eviction_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 20.0
     """Seconds after which a missing elector may be counted as absent."""
     stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
@@ -163,7 +163,7 @@ class Admission(StrEnum):
 class DataEnd:
     """End of a run that may read its data only so often.
 
-    tokens: of all members together, as the loss counts them.  rounds: of one member.
+    tokens: tokens of all members together, as the loss counts them.  rounds: rounds of one member.
     """
 
     tokens: int
@@ -179,15 +179,15 @@ class RunManifest(Section, Body):
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
-    """The name that people call the run."""
+    """Name of the run, for people."""
     organiser: PeerField
-    """Peer ID of whoever signs the manifest and the tokens."""
+    """Peer ID of the organiser, who signs the manifest and the tokens."""
     founders: Founders
     """A list of the peer IDs that vote until four peers have earned a vote, sorted; or "anyone": the last members vote."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters, and of the lengths that prompts of rollouts name."""
     initial_state: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", max_length=64)] = ""
-    """Digest of the outer state before the first round, in hex; empty where the seed says what that is."""
+    """Digest of the outer state before the first round, in hex; empty if it follows from the seed."""
     protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
     """Oldest protocol version that may take part."""
     protocol_max: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
@@ -201,7 +201,7 @@ class RunManifest(Section, Body):
     codec: CodecName = "int4"
     """Encoding of contributions and results; a run file may also say "auto", which means "int4"."""
     fragments: Annotated[int, Field(ge=1, le=MAX_FRAGMENTS)] = 1
-    """Fragments of the state, of which a round exchanges one; the rounds take turns."""
+    """Number of fragments of the state; each round exchanges one of them, in turn."""
     chunk_parameters: Annotated[int, Field(ge=CHUNK_STEP, le=MAX_CHUNK_PARAMETERS, multiple_of=CHUNK_STEP)] = 1 << 16
     """Parameters in one chunk of a contribution; a multiple of 256, and of the codec's block (4096 for top64)."""
     aggregation: Rule = "clip"
@@ -219,7 +219,7 @@ class RunManifest(Section, Body):
     total_rounds: Total | None = None
     """Rounds after which the run ends; a run has this or total_tokens."""
     rl: RlSection | None = None
-    """Reinforcement learning from rollouts; left out where the run reads text."""
+    """Reinforcement learning from rollouts; left out if the run only reads text."""
     tokenizer: TokenizerSection | None = None
     """The tokenizer of all texts; left out if the model reads bytes."""
     about: AboutSection | None = None
@@ -227,7 +227,7 @@ class RunManifest(Section, Body):
     samples: SamplesConfig | None = None
     """Prompts that a member completes at each evaluation; left out if there are none."""
     requires: RequiresSection | None = None
-    """The least computer that may train; left out if only the model's needs count."""
+    """Requirements for computers that train; left out if only the model's needs count."""
 
     def _problems(self) -> Problems:
         if self.protocol_min > self.protocol_max:
@@ -239,13 +239,13 @@ class RunManifest(Section, Body):
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
             yield (
                 "tokenizer.ends model.vocab",
-                f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
-                "tokens; take the tokenizer of the model",
+                f"a token that ends a turn has the number {max(self.tokenizer.ends)}, but the model has {self.model.vocab} "
+                "tokens; use the tokenizer of the model",
             )
         if self.rl is not None and self.data.is_local:
             yield (
                 "data.source rl",
-                'data.source is "local", and a run with rollouts learns from problems that all peers can check; remove '
+                'data.source is "local", but a run with rollouts learns from problems that all peers can check; remove '
                 "data.source, or the section [rl]",
             )
         if self.rl is not None:
@@ -253,13 +253,13 @@ class RunManifest(Section, Body):
             if most * batches > MAX_USED_BY_ALL:
                 yield (
                     "rl.batches_per_round rounds.max_members",
-                    f"a record names the batches that its members learn from, {MAX_USED_BY_ALL} at most, and {most} members "
-                    f"with {batches} each have more; max_members = {MAX_USED_BY_ALL // batches} would do",
+                    f"a record may name at most {MAX_USED_BY_ALL} batches, but {most} members learn from {batches} each; "
+                    f"max_members = {MAX_USED_BY_ALL // batches} would do",
                 )
         if self.total_tokens is None and self.total_rounds is None:
             yield (
                 "total_tokens total_rounds",
-                "total_tokens or total_rounds is missing, which says when the run ends; total_rounds = 100 would do",
+                "total_tokens and total_rounds are both missing, so the run never ends; total_rounds = 100 would do",
             )
         if self.total_tokens is not None and self.total_rounds is not None:
             yield (
@@ -297,26 +297,26 @@ class RunManifest(Section, Body):
         if self.chunks > MAX_CHUNKS:
             yield (
                 "chunk_parameters model",
-                f"chunk_parameters ({self.chunk_parameters}) makes {self.chunks} chunks, and at most {MAX_CHUNKS} are "
+                f"chunk_parameters ({self.chunk_parameters}) makes {self.chunks} chunks, but at most {MAX_CHUNKS} are "
                 f"allowed; chunk_parameters = {chunk_size(self.fragment_parameters)} would do",
             )
         if pieces > MAX_CHECKPOINT_CHUNKS:
             yield (
                 "checkpoint_chunk_bytes model",
-                f"checkpoint_chunk_bytes ({self.checkpoint_chunk_bytes}) makes {pieces} chunks of a state, and at most "
+                f"checkpoint_chunk_bytes ({self.checkpoint_chunk_bytes}) makes {pieces} chunks of a state, but at most "
                 f"{MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = {checkpoint_chunk_size(self.state_bytes)} "
                 "would do",
             )
         if self.allowlist != sorted(set(self.allowlist)):
-            yield ("allowlist", "allowlist must be sorted and without repetition; sort it")
+            yield ("allowlist", "allowlist must be sorted and without repetition; sort the list and remove repetitions")
         founders = [] if self.founders == "anyone" else self.founders
         if founders != sorted(set(founders)):
-            yield ("founders", "founders must be sorted and without repetition; sort it")
+            yield ("founders", "founders must be sorted and without repetition; sort the list and remove repetitions")
         strangers = sorted({*founders} - {self.organiser, *self.allowlist})
         if self.admission is Admission.ALLOWLIST and strangers:
             yield (
                 "founders allowlist admission",
-                f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
+                f"founders names {strangers[0]}, which is not on the allowlist; add it there",
             )
         if self.admission is Admission.ALLOWLIST and not self.allowlist:
             yield (
@@ -367,7 +367,7 @@ class RunManifest(Section, Body):
 
     @property
     def counted_per_round(self) -> float:
-        """Tokens that the loss counts in such a round, as totals and credits do; exact for text."""
+        """Tokens that the loss counts in a round of all a member's inner steps, as totals and credits do; exact for text."""
         return self.tokens_per_round * self.data.counted_share
 
     @property
@@ -402,7 +402,7 @@ class RunManifest(Section, Body):
 
     @property
     def ending_data(self) -> DataEnd | None:
-        """The same if it comes before the total of the manifest, with one member; else None."""
+        """End of the run by `data.epochs` if it comes before the manifest's total, with one member; otherwise None."""
         end, goal = self.data_end, self.goal
         if end is None or (end.tokens if goal.unit is Unit.TOKENS else end.rounds) > goal.total:
             return None
@@ -493,7 +493,7 @@ class RunManifest(Section, Body):
     def outer_step(self, round: int, tokens: Sequence[int], result: memoryview) -> OuterStep:
         """Return rate and momentum of a round whose members contributed `tokens`, even if some chunks lack a few of them.
 
-        result: of the round, whose headers tell how far the members agree.
+        result: the round's result, whose headers tell how far the members agree.
         """
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)

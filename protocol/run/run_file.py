@@ -1,6 +1,6 @@
 """Run files: TOML that an organiser writes, and a manifest written back as such a file.
 
-A field that a file leaves out has its default, or follows from other fields (`derived`).  All mistakes are told at once,
+A field that a file leaves out has its default, or follows from other fields (`derived`).  All mistakes are reported at once,
 each in one sentence that names the field, the problem and the remedy.  The ranges themselves are
 `protocol.run.manifest`'s.
 """
@@ -73,15 +73,15 @@ FEWEST_ROUNDS = 200
 TUNING_ROUNDS = 100
 """Rounds of a run that begins with weights."""
 EPOCHS = 3
-"""Times that a run on chats or preferences reads its data, and one that begins with weights if its text is short."""
+"""Times that a run on chats or preferences, or a run that begins with weights and has a short text, reads its data."""
 FEWEST_TUNING_ROUNDS = 10
 """Rounds of one member that such a run has at least, if it has the steps: each round of several members reads more."""
 WARM_UP = 20
-"""Steps of one member in a run over those of its warm-up, where the warm-up follows from the run's length."""
+"""Ratio of a member's steps in a run to its warm-up steps, if the warm-up follows from the run's length."""
 ROLLOUT_ROUNDS = 200
 """Rounds that learn from rollouts."""
 TUNING_RATE = 1e-5
-"""Peak learning rate of a run that begins with weights: the rate of one from scratch would destroy their knowledge."""
+"""Peak learning rate of a run that begins with weights: the rate of a run from scratch would destroy their knowledge."""
 
 
 def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]:
@@ -164,14 +164,14 @@ def _by_epochs(fields: Mapping[str, Any], *, tunes: bool) -> dict[str, Any]:
 
 
 def _within_epochs(fields: Mapping[str, Any], total: dict[str, int]) -> dict[str, int]:
-    """Return the total, or that of the data if `data.epochs` ends the run before: so the rate has come down at its end."""
+    """Return the total, or the total of the data if `data.epochs` ends the run earlier; the rate decays by then."""
     run = _run({**fields, **total})
     end = run.ending_data if run is not None else None
     return total if end is None else {"total_tokens": max(1, end.tokens)}
 
 
 def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with warm-ups that are short in a short run; those of a senseless run stay missing."""
+    """Return the fields with warm-ups that are short in a short run; the warm-ups of a senseless run stay missing."""
     inner, rl, run = fields.get("inner", {}), fields.get("rl"), _run(fields)
     if run is None or (run.rl is not None and run.total_rounds is None):
         return fields
@@ -187,7 +187,7 @@ def _with_warm_ups(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[str, int]:
-    """Return the total of a run whose file has none: tokens for a model from scratch, rounds for one that learns more."""
+    """Return the total of a run whose file has none: tokens for a model from scratch, rounds for a model with weights."""
     if isinstance(rl := fields.get("rl"), dict):
         warm = rl.get("warm_rounds", 0)
         return {"total_rounds": ROLLOUT_ROUNDS + (warm if _is_size(warm, 1_000_000) else 0)}
@@ -228,7 +228,7 @@ def _is_size(value: Any, limit: int) -> TypeGuard[int]:
 MAX_RUN_FILE_BYTES = 1 << 20
 MAX_NAME_CHARS = 80
 MAX_TOLD = 20
-"""Mistakes that are told at once."""
+"""Most mistakes that are reported at once."""
 MAX_NAMES = 4096
 """Names of fields and sections in a file, which are a few hundred in the largest run: each wrong one takes 0.2 ms."""
 BROUGHT = {
@@ -248,7 +248,7 @@ BROUGHT = {
         "phases",
     )
 }
-"""Fields of a section that say what a file brings along, where there are others than `from`."""
+"""Fields of a section, besides `from`, that name parts that a file brings along."""
 PEERS = ("allowlist", "founders", "organiser")
 """Fields that hold peer IDs."""
 OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
@@ -264,7 +264,7 @@ class Start(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any] | None:
-        """The manifest's model section, if the run begins with weights that do not follow from its seed; else None."""
+        """The manifest's model section, if the run begins with weights that do not follow from its seed; otherwise None."""
         ...
 
     @property
@@ -283,9 +283,9 @@ class Start(Protocol):
 
 
 def sections_of(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections of a run file as they are written; none if it is no TOML.
+    """Return the sections of a run file as they are written; none if it is not TOML.
 
-    Raises `RunFileError` for a file that cannot be read; `load_run_file` tells of other mistakes.
+    Raises `RunFileError` for a file that cannot be read; `load_run_file` reports other mistakes.
     """
     text = _text(path)
     with suppress(RunFileError):
@@ -303,7 +303,7 @@ def load_run_file(path: Path, organiser: PeerId, start: Start | None = None) -> 
 
 
 def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: Start | None = None) -> RunManifest:
-    """Do the same as `load_run_file`, from the text of a file called `name`."""
+    """Return the manifest as `load_run_file` does, from the text of a file called `name`."""
     return _manifest(_fields(text, name), organiser, name, start)
 
 
@@ -330,7 +330,7 @@ def _fields(text: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise RunFileError(f"{name}: not valid TOML: {_shown(str(error), MAX_SAID)}; correct that place") from error
     if (names := _count_names(fields)) > MAX_NAMES:
-        raise RunFileError(f"{name} has {names} fields and sections, and a run has far fewer; give a run file")
+        raise RunFileError(f"{name} has {names} fields and sections, far more than a run has; give the path of a run file")
     return fields
 
 
@@ -348,7 +348,7 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
     if fields.setdefault("organiser", organiser) != organiser:
         raise RunFileError(
             f"{name}: organiser names another peer ({organiser}); join that run with its organiser's "
-            "invitation, or remove the line to found one of your own"
+            "invitation, or remove the line to found a run of your own"
         )
     for name_of_list in ("allowlist", "founders"):  # people list peers in any order; the manifest in one
         peers = fields.get(name_of_list)
@@ -372,7 +372,7 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
         manifest.encode()
     except (ValueError, OverflowError) as error:
         raise RunFileError(
-            f"{name}: a value cannot be written in a manifest ({_shown(str(error), 200)}); correct it"
+            f"{name}: a value cannot be written in a manifest ({_shown(str(error), 200)}); correct the value"
         ) from error
     return manifest
 
@@ -382,28 +382,28 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
     found: dict[str, Any] = {}
     if start is not None and start.facts is not None:
         if others := sorted(set(fields["model"]) - {"from"}):
-            raise RunFileError(f"{name}: [model] from says the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
+            raise RunFileError(f"{name}: [model] from defines the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
         if fields.get("initial_state"):
-            raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
+            raise RunFileError(f"{name}: initial_state follows from [model] from; remove initial_state")
         found["model"] = dict(start.facts)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
         if not isinstance(said, dict):
-            continue  # a mistake, which is told
+            continue  # a mistake, which is reported
         found[section] = {key: value for key, value in said.items() if key not in BROUGHT.get(section, ("from",))} | dict(
             more
         )
     for section, kind in (("model", "folder"), ("data", "file or folder"), ("tokenizer", "tokenizer.json")):
         given = found.get(section, fields.get(section))
         if isinstance(given, dict) and "from" in given:
-            raise RunFileError(f"{name}: [{section}] from must be the path of a {kind}, in quotes; correct it")
+            raise RunFileError(f"{name}: [{section}] from must be the path of a {kind}, in quotes; correct the path")
     return found
 
 
 def _of_members(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the data section of a run on the members' own data, with the fields about its reading in their place.
 
-    Raises `RunFileError` if it names data of the organiser's.
+    Raises `RunFileError` if it names data of the organiser.
     """
     if "from" in section:
         raise RunFileError(
@@ -422,7 +422,7 @@ def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
     """Return a sentence for each mistake.
 
     Numbers are compared with each other only if each of them is allowed.  So wrong fields are taken out and the rest is
-    checked again; mistakes that involve the fields taken out are not told then.
+    checked again; mistakes that involve the fields taken out are not reported then.
     """
     sentences: dict[str, None] = {}
     wrong: set[str] = set()
@@ -478,7 +478,7 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_RUN_FILE_BYTES + 1)
         if len(data) > MAX_RUN_FILE_BYTES:
-            raise RunFileError(f"{path.name}: over {MAX_RUN_FILE_BYTES} bytes; give a run file")
+            raise RunFileError(f"{path.name}: the file has over {MAX_RUN_FILE_BYTES} bytes; give the path of a run file")
         return decode_toml(data)
     except OSError as error:
         raise RunFileError(f"{path}: {error.strerror}; give the path of a run file") from error

@@ -1,6 +1,6 @@
 """Sections of the manifest as peers read them: description, requirements, files, data, length, reinforcement learning.
 
-`protocol.formats` has the sections and fields that trainers read too.
+`protocol.formats` has the sections and fields that trainers also read.
 
 Tokenizers, tasks of environments and the manifests of corpora are files of the run: the manifest names them by the root over
 the hashes of their chunks, and every peer fetches them from others.
@@ -70,7 +70,7 @@ class RequiresSection(Section):
     down_mbit: Amount = 0.0
     """Mbit/s that a peer's max_down must allow, and its line should carry."""
     version: Annotated[str, Field(max_length=20, pattern=LEAST_VERSION)] = ""
-    """Least version of the software, such as ">=0.2" or ">=0.2.1"; empty: any."""
+    """Oldest version of the software that may train, such as ">=0.2" or ">=0.2.1"; empty: any."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -86,7 +86,10 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True)
 class Goal:
-    """The end of a run.  total: in `unit`, of all members together.  cooldown: share of it in which the rate comes down."""
+    """The end of a run.
+
+    total: amount in `unit`, of all members together.  cooldown: share of the total in which the rate comes down.
+    """
 
     unit: Unit
     total: int
@@ -117,7 +120,7 @@ class FileSection(Section):
     """The bytes of a file."""
 
     size: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)]
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     root: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """The root over the hashes of its chunks, in hex."""
 
@@ -194,7 +197,7 @@ class LocalSection(Section):
     text: FieldName = "text"
     """Field of a record that holds its text or its turns."""
     id: Annotated[str, Field(max_length=200)] = ""
-    """Field of a record that identifies it; empty: its text does."""
+    """Field of a record that identifies it; empty: its text identifies it."""
     where: Annotated[list[ConditionSection], Field(max_length=16)] = []
     """Conditions on the records."""
     least_characters: Annotated[int, Field(ge=1, le=1 << 40)] = 1
@@ -206,7 +209,7 @@ class LocalSection(Section):
     held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
     """Share of the documents that is held out for the evaluation loss, in percent."""
     keep_repeated: bool = False
-    """True: documents with the text of another are read as often as they are there; false: once."""
+    """True: every copy of a repeated document is read; false: only one copy."""
 
 
 class DataSection(DataConfig):
@@ -221,9 +224,9 @@ class DataSection(DataConfig):
     phases: Annotated[list[PhaseSection], Field(max_length=MAX_PHASES)] = []
     """Later mixtures, ascending; before the first one, the weights of the sources are used."""
     epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Times that each source is read at most; the run ends before one would be read again.  0: no limit."""
+    """Most times that each source is read; the run ends before a source would be read again.  0: no limit."""
     mirrors: Annotated[list[MirrorField], Field(max_length=MAX_MIRRORS)] = []
-    """Web addresses at which the corpora's folders lie; blocks are fetched from there too."""
+    """Web addresses at which the corpora's folders lie; blocks are fetched from there as well."""
     local: LocalSection | None = None
     """Reading of the members' own data, if source is "local"."""
 
@@ -239,7 +242,7 @@ class DataSection(DataConfig):
 
     @property
     def counted_share(self) -> float:
-        """Share of the tokens of a row that the loss counts, in the first mixture: rows have questions and padding, too."""
+        """Share of the tokens of a row that the loss counts, in the first mixture: rows also have questions and padding."""
         weights = sum(source.weight for source in self.sources)
         if not weights:
             return 1.0
@@ -261,20 +264,20 @@ class DataSection(DataConfig):
                 "run; remove one of the two",
             )
         if self.local is not None and not self.is_local:
-            yield ("local source", 'local is about the members\' own data, and source is not "local"; remove it')
+            yield ("local source", 'local is about the members\' own data, but source is not "local"; remove local')
         if self.format != "text" and not self.corpora and not self.is_local:
             yield (
                 "format corpora",
-                f'format is "{self.format}", and no {self.format}s are named; add from = "{self.format}s.jsonl"',
+                f'format is "{self.format}", but no {self.format}s are named; add from = "{self.format}s.jsonl"',
             )
         if bool(self.corpora) != bool(self.sources):
-            yield ("corpora sources", "a run with corpora names sources in them; add both, or neither")
+            yield ("corpora sources", "a run with corpora names sources in them; give both corpora and sources, or neither")
         if any(source.corpus >= len(self.corpora) for source in self.sources):
-            yield ("sources corpora", "a source names a corpus that the run does not have; correct it")
+            yield ("sources corpora", "a source names a corpus that the run does not have; correct its corpus number")
         if len({source.name for source in self.sources}) < len(self.sources):
-            yield ("sources", "two sources have one name; remove one, or build its corpus with another name")
+            yield ("sources", "two sources have the same name; remove one, or build its corpus with another name")
         if self.phase_starts != sorted(set(self.phase_starts)):
-            yield ("phases", "phases must begin one after the other, at least a row apart; sort them")
+            yield ("phases", "phases must begin in ascending order, at least a row apart; sort the phases")
         mixtures = [[source.weight for source in self.sources], *(phase.weights for phase in self.phases)]
         if any(len(weights) != len(self.sources) or (weights and not any(weights)) for weights in mixtures):
             yield ("phases sources", "each mixture needs a weight for each source, and one above 0; correct the weights")
@@ -321,7 +324,7 @@ def reads_builtin(section: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 HEAD_BYTES, TOKEN_BYTES = 32, 3
-"""Bytes of a rollout's head, and of a token in it, at most (`trainer.rl.rollout`)."""
+"""Most bytes of a rollout's head, and of a token in the rollout (`trainer.rl.rollout`)."""
 
 
 class RlSection(RlConfig):
@@ -332,7 +335,7 @@ class RlSection(RlConfig):
     environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
     """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""
     problems: Annotated[int, Field(ge=1, le=1 << 40)] = 1 << 16
-    """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
+    """Number of the environment's problems that are drawn from; they are numbered 0 to problems - 1."""
     prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8
     """Prompts of a batch, which a rollout peer makes at a time."""
     batches_per_round: Annotated[int, Field(ge=1, le=MAX_USED)] = 32
@@ -342,13 +345,13 @@ class RlSection(RlConfig):
     judge_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 60.0
     """Seconds after which a batch that its validator has not judged is dealt to the next one."""
     files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
-    """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
+    """The files that the environment reads, which every peer fetches; they follow from the files beside the run file."""
 
     def _problems(self) -> Problems:
         yield from super()._problems()
         paths = [file.path for file in self.files]
         if paths != sorted(set(paths)):
-            yield ("files", "files must be sorted by path and without repetition; sort them")
+            yield ("files", "files must be sorted by path and without repetition; sort them and remove repetitions")
         if self.rollouts_per_batch > MAX_ROLLOUTS:
             would_do = max(1, MAX_ROLLOUTS // self.group_size)
             yield (
@@ -359,7 +362,7 @@ class RlSection(RlConfig):
         if self.problems < self.prompts_per_batch:
             yield (
                 "problems prompts_per_batch",
-                f"a batch has {self.prompts_per_batch} different problems, and there are {self.problems}; "
+                f"a batch has {self.prompts_per_batch} different problems, but there are {self.problems}; "
                 f"prompts_per_batch = {self.problems} would do",
             )
 
@@ -370,17 +373,17 @@ class RlSection(RlConfig):
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens of a batch's outputs at most."""
+        """Most tokens of a batch's outputs."""
         return self.rollouts_per_batch * self.max_tokens
 
     @property
     def bytes_per_batch(self) -> int:
-        """Bytes of a batch at most: of each rollout its head, its tokens, a bit for each token's maker, and its proofs."""
+        """Most bytes of a batch: of each rollout its head, its tokens, a bit for each token's maker, and its proofs."""
         proofs = -(-self.max_tokens // self.chunk_tokens) * 2 * (1 + self.top_k)
         each = HEAD_BYTES + TOKEN_BYTES * (self.row_tokens + 1) + -(-self.max_tokens // 8) + proofs
         return min(MAX_BATCH_BYTES, HEAD_BYTES + self.rollouts_per_batch * each)
 
     @property
     def tokens_per_round(self) -> int:
-        """Tokens that a member learns from in a round at most: prompts do not count."""
+        """Most tokens that a member learns from in a round; prompts do not count."""
         return self.batches_per_round * self.tokens_per_batch

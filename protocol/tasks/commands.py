@@ -35,7 +35,7 @@ def admitting(tasks: TasksInForce, pending: Amendment | None, offer: SignedOffer
     if any(each.root == offer.root for each in sets):
         raise CannotAmend(f"the set {offer.root.hex()[:12]} is admitted already")
     if len(sets) >= MAX_SETS:
-        raise CannotAmend(f"{MAX_SETS} sets are admitted, as many as may be; remove one with `peer tasks remove ID`")
+        raise CannotAmend(f"{MAX_SETS} sets are admitted, which is the most allowed; remove one with `peer tasks remove ID`")
     body = offer.body
     if sum(each.size for each in sets) + body.size > MAX_ADMITTED_BYTES:
         most = MAX_ADMITTED_BYTES >> 20
@@ -118,7 +118,7 @@ class TaskSetCommands:
             if offer.publisher != self._session.me:
                 self._sets.offers.drop(offer.root)  # the offer may name another peer's set with a false size
             raise CannotAmend(
-                f"nobody who is here has the set {name} as {short_id(offer.publisher)} offers it; "
+                f"no peer here has the set {name} as {short_id(offer.publisher)} offers it; "
                 f"ask its publisher to start the peer, and try again after {REPEAT_S:.0f} s"
             )
         return offer, self._sets.files.path(offer.root)
@@ -154,7 +154,7 @@ class TaskSetCommands:
         except StoreFailed as error:
             raise CannotAmend(f"the amendment cannot be kept: {error}") from error
         if not self._sets.take(body, raw):
-            raise CannotAmend("another amendment was faster; try again")
+            raise CannotAmend("another amendment was made at the same time; try again")
         await self._sets.say(raw)
         return body
 
@@ -165,7 +165,7 @@ class TaskSetCommands:
     def _must_be_organiser(self) -> None:
         self._must_run()
         if self._session.me != self._sets.organiser:
-            raise CannotAmend("only the run's organiser admits tasks; ask for it, with the ID of the set")
+            raise CannotAmend("only the run's organiser can admit tasks; send the organiser the ID of the set")
 
     # -- status -------------------------------------------------------------------------------------------------------
 

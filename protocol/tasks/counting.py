@@ -165,7 +165,10 @@ class OutcomeCounts:
             self._add(each.problem, makers[each.batch] or OTHERS, counts, sets)
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes, sets: Mapping[int, Hash]) -> None:
-        """Count another peer's scores next to ours, by rollout.  problems: each rollout's problem.  sets: as above."""
+        """Count another peer's scores next to ours, by rollout.
+
+        problems: each rollout's problem.  sets: roots of the sets, as for `note_tried`.
+        """
         for problem, our, their in zip(problems, ours, theirs, strict=False):
             if UNSCORED not in (our, their):
                 self._add(problem, OTHERS, TaskCounts(verdicts=1, agreeing=int(our == their)), sets)
@@ -219,7 +222,7 @@ class OutcomeCounts:
         for place, of_set in fields.items():
             slot, _, root = place.partition(" ")
             if not root:
-                raise ValueError("counts of another form")
+                raise ValueError("counts in another format")
             made._sets[int(slot), Hash(bytes.fromhex(root))] = _decoded(of_set)
         return made
 
@@ -242,7 +245,7 @@ def _decoded(fields: object) -> dict[int, dict[str, TaskCounts]]:
             of_set: dict[int, dict[str, TaskCounts]] = {}
             for task, maker, *counts in _ROW.iter_unpack(rows):
                 if task >= MAX_SET_TASKS or maker >= len(makers):
-                    raise ValueError("counts of a task or a maker that is none")
+                    raise ValueError("counts of a task or a maker that does not exist")
                 of_set.setdefault(task, {})[makers[maker]] = TaskCounts(*counts)
             return of_set
-    raise ValueError("counts of another form")
+    raise ValueError("counts in another format")

@@ -79,7 +79,7 @@ def test_ctrl_c_leaves_says_how_it_ended_and_ends_a_peer_that_does_not_answer_at
         with ann.terminal as terminal:
             terminal.until(WAITS)
             terminal.type("C-c")
-            assert unwrapped("goes on from there") in unwrapped(terminal.until("exit code 0"))
+            assert unwrapped("continues from there") in unwrapped(terminal.until("exit code 0"))
             assert ann.said(ev.Left)
         ann.until_gone()
         bob = Volunteer(swarm, "bob")

@@ -28,7 +28,7 @@ FOURTH: dict[str, Any] = {"fragment": 2, "fragments": 4}
         ),
         (
             ev.RolledBack(12, 1, ""),
-            "went back 1 round: most voters do not stand on round 12, or nobody here has the results: computed anew",
+            "went back 1 round: most voters do not have round 12 in their chains, or no peer here has their results",
         ),
         (ev.Left(True, 2, 5, 0, ""), "left: said goodbye to 2 peers, 5 rounds committed, state on disk"),
         (ev.Left(True, 0, 1, 0, ""), "no peer was connected"),

@@ -311,12 +311,12 @@ async def test_an_alarm_stays_until_it_is_acknowledged() -> None:
     view, _ = view_of(Stamped(0.0, 0.0, ev.PeerEjected(OTHER, "two votes in one ballot", "ab" * 32)))
     async with view.run_test(size=(80, 24)) as pilot:
         await ready(pilot)
-        assert "shut out for good" in _head(view)
+        assert "excluded for good" in _head(view)
         view.picture.apply(Stamped(1.0, 1.0, ev.Notice("info", "later")))
         view._draw()
-        assert "shut out for good" in _head(view)
+        assert "excluded for good" in _head(view)
         await pilot.press("a")
-        assert "shut out for good" not in _head(view)
+        assert "excluded for good" not in _head(view)
 
 
 @with_textual

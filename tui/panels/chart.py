@@ -38,7 +38,7 @@ BETWEEN_TICKS = 10
 OUTLIER = 2.0
 """Values above this many times the median are drawn at the upper edge of a chart with `MANY_POINTS` or more."""
 MANY_POINTS = 64
-"""Points of all lines from which the first rounds of a run would flatten all others; in fewer they are the news."""
+"""Points of all lines from which the first rounds of a run would flatten all others; with fewer, all are shown."""
 LEAST_SPAN = 1e-9
 """Difference of values below which a chart takes them for equal."""
 DAY = 86_400
@@ -204,7 +204,7 @@ def _ends(lines: Sequence[Curve], low: float, high: float, rows: int) -> dict[in
     for number in order:
         wanted = rows - 1 - _placed(lines[number].points[-1][1], low, high, rows - 1)
         places.append(max(wanted, places[-1] + 1) if places else wanted)
-    for place in range(len(places) - 1, -1, -1):  # those below the last row push the others up
+    for place in range(len(places) - 1, -1, -1):  # names below the last row push the others up
         places[place] = min(places[place], rows - len(places) + place)
     return dict(zip(places, order, strict=True))
 

@@ -89,7 +89,7 @@ def _head(picture: Picture) -> str:
 
 
 def _counts(picture: Picture) -> list[tuple[str, int]]:
-    """Return the number of batches by verdict, from the peer's own counts if known, else from the events seen."""
+    """Return the number of batches by verdict, from the peer's own counts if known, otherwise from the events seen."""
     counts, status = picture.rollouts.counts, picture.status
     told = status.rollouts if status is not None else None
     if told is None:

@@ -103,7 +103,7 @@ def _timeline(picture: Picture, status: PeerStatus, width: int, height: int, loo
     told = ["times in seconds"]
     if status.busy_share is not None:
         told.append(f"this peer trained {100 * status.busy_share:.0f} % of the last hour")
-    if swarm is not None and count > 1:  # of one member the first share tells it
+    if swarm is not None and count > 1:  # for one member, the first share says the same
         told.append(f"the {count} members trained {100 * swarm:.0f} % of the last round")
     summary = paragraph(", ".join(told), width, STRONG)
     lines = summary if height >= SUMMARY_FROM + len(summary) - 1 else []

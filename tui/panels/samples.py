@@ -1,4 +1,4 @@
-"""Panel of the samples: the newest completion of each of the run's prompts, and some of those of earlier rounds below it.
+"""Panel of the samples: the newest completion of each of the run's prompts, and some earlier completions below it.
 
 A trainer of a run with rollouts also sees the best and a typical answer of those from which it learned last.
 """

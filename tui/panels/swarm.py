@@ -38,7 +38,7 @@ DISTANCE = "distance"
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the peers.  column: the column by which they are sorted.  key: of a peer."""
+    """Order of the peers.  column: the column by which they are sorted.  key: the sort key of a peer."""
 
     name: str
     column: int

@@ -51,7 +51,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     reward = f"reward {number(last)}   " if is_rl else ""
     others = f" (all: {amount(swarm)})" if swarm > mine else ""
     head = f"{reward}{loss}, {amount(mine)} tokens/s{others}"
-    hint = "9 samples" if picture.has_samples and not look.alone else ""  # else the tabs have it
+    hint = "9 samples" if picture.has_samples and not look.alone else ""  # otherwise the tabs show it
     lines = paragraph(spread(head, hint, width) if hint else head, width)
     if is_rl:
         return [*lines, *reward_curves(picture.rollouts, width, height - len(lines), look)]

@@ -160,7 +160,7 @@ def test_nonsense_in_a_peer_s_answer_counts_as_no_block(tmp_path: Path) -> None:
     class Closed(Network):
         async def request(self, *args: Any, **options: Any) -> bytes:
             await trio.lowlevel.checkpoint()
-            raise Refused("that blob is not here")
+            raise Refused("this peer does not have that blob")
 
     for network in (Network(), Closed()):
         check = trio.run(ask_peers, found(joined(tmp_path / type(network).__name__)), network)

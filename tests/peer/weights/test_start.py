@@ -125,7 +125,7 @@ def test_weights_that_change_while_they_are_read_begin_nothing(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("dim = 64\nlayers = 3", "[model] from says the whole model; remove dim, layers"),
+        ("dim = 64\nlayers = 3", "[model] from defines the whole model; remove dim, layers"),
         ("[data]\nheld_out_percent = 9", "data.held_out_percent is not a field of a run; remove it"),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_plan_has_our_contribution(peer: Any, ready: Any, there: bool) -> None
     assert is_in(a_plan(), peer, ready) is there
 
 
-NOT_READY = "a member that did not say READY"
+NOT_READY = "a member that did not send READY"
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ def justified(ballot: Ballot, *rolls: ViewChange) -> Justification:
         ([ANN, BOB, CAT], [], None),
         ([ANN, BOB, CAT, DAN], [], None),
         ([ANN, BOB], [], "2 of the 3 view changes that it needs"),
-        ([ANN, BOB, BOB], [], "two of one voter"),
-        ([ANN, BOB, EVE], [], "of a non-voter"),
+        ([ANN, BOB, BOB], [], "two from one voter"),
+        ([ANN, BOB, EVE], [], "from a non-voter"),
         ([ANN, BOB], [DAN], None),
-        ([ANN, DAN], [DAN], "of a non-voter"),
+        ([ANN, DAN], [DAN], "from a non-voter"),
         ([ANN], [CAT, DAN], "1 of the 2 view changes that it needs"),
     ],
     ids=["a quorum", "all", "too few", "doubled", "a stranger", "of those who stay", "of an absent one", "too few stay"],

@@ -165,7 +165,7 @@ async def test_a_part_that_is_not_what_its_sender_committed_to_is_an_offence() -
         taker.finish(OTHER, header, landing)
     assert taker.finish(OTHER, header, None) is None, "what broke off is nobody's fault"
     assert [event.reason for event in told if isinstance(event, Dropped)] == [
-        "a part that is not what its sender committed to"
+        "a part that differs from the part to which its sender committed"
     ]
 
 

@@ -345,7 +345,7 @@ async def test_a_peer_without_the_blob_is_a_reason(table: SwarmTable) -> None:
     source, asker = table.add(count=2)
     await trio.sleep(0.1)
     sampled = await asker.swarm.sample(table.blob, source.id)
-    assert sampled.problem == "that blob is not here" and sampled.bytes_per_s == 0
+    assert sampled.problem == "this peer does not have that blob" and sampled.bytes_per_s == 0
 
 
 @pytest.mark.parametrize("kind", [Corrupter, Swallower, AlwaysBusy])

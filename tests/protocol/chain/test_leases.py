@@ -312,7 +312,7 @@ def test_a_ready_is_signed_for_its_stretches() -> None:
     (member,) = members(PEERS[0], steps=4)
     settings = replace(SETTINGS, min_members=1)
     verify_members(settings, [member], BASE, STATE)
-    with pytest.raises(Malformed, match="did not say READY"):
+    with pytest.raises(Malformed, match="did not send READY"):
         verify_members(settings, [member.model_copy(update={"stretches": bytes([0, 0, 0, 1, 0, 0, 0, 5])})], BASE, STATE)
 
 

@@ -105,7 +105,7 @@ def test_a_damaged_file_that_cannot_be_moved_away_is_a_failure_of_the_store(tmp_
             raise OSError(errno.EIO, "input/output error")
 
     (tmp_path / "vote").write_bytes(b"torn")
-    with pytest.raises(StoreFailed, match="look after it"):
+    with pytest.raises(StoreFailed, match="check it, or choose"):
         read_guarded(Broken(), tmp_path / "vote")
 
 

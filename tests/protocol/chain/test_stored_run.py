@@ -116,7 +116,7 @@ def test_an_altered_result_is_told_before_any_of_it_is_used(tmp_path: Path, plac
     content = bytearray(path.read_bytes())
     content[place : place + len(altered)] = altered
     path.write_bytes(content)
-    with pytest.raises(NotStored, match="result of round 0 on disk was altered"):
+    with pytest.raises(NotStored, match="result of round 0 on disk is damaged"):
         theta(opened(replica).newest())
     replica.state.close()
 

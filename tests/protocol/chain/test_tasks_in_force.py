@@ -61,9 +61,9 @@ def test_the_record_says_which_sets_there_are() -> None:
     [
         (amendment(2, 1), "number 2, after one with 2"),
         (amendment(1, 1), "number 1, after one with 2"),
-        (amendment(3, 1, by=STRANGER), "no amendment of the organiser"),
+        (amendment(3, 1, by=STRANGER), "not an amendment of the organiser"),
         (amendment(3, 1, run=TIP), "another run"),
-        (pack(ORGANISER, RUN, TaskSet(name="s", count=1, size=9, root=TIP)).raw, "no amendment"),
+        (pack(ORGANISER, RUN, TaskSet(name="s", count=1, size=9, root=TIP)).raw, "not an amendment"),
         (b"\xc0", "not an envelope"),
         (pack(ORGANISER, RUN, Amendment(number=3, percent=9, sets=[a_set(1, root=9)])).raw, "gives a slot to another set"),
     ],

@@ -312,7 +312,7 @@ async def test_who_sends_wrong_blocks_is_not_asked_again_and_the_blocks_come_fro
     assert dropped and set(dropped) == {liar.id} and honest.swarm.up_bytes == 8 * SIZE
 
 
-FULL = "blocks of the run's corpora do not fit on the disk, and training goes on with those here: "
+FULL = "blocks of the run's corpora do not fit on the disk; training continues with those here: "
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -122,7 +122,7 @@ def test_shards_of_one_root_have_the_same_blocks() -> None:
     other = {"name": "code", "train": source["train"] | {"shards": [SHARD], "tokens": 1000}}
     lying = read_manifest(encoded(sources=[source, source | other]))
     for corpora in ([lying], [read_manifest(encoded()), read_manifest(encoded(sources=[source | other]))]):
-        with pytest.raises(Malformed, match="a shard of web and one of code have one root and different blocks"):
+        with pytest.raises(Malformed, match="a shard of web and one of code have the same root but different blocks"):
             shards_of(corpora)
     assert len(shards_of([read_manifest(encoded()), read_manifest(encoded(recipe=""))])) == 2, "one corpus, built twice"
 

@@ -92,7 +92,7 @@ def test_an_accepted_admission_brings_an_allowance_of_its_own_and_a_refused_one_
 def test_what_one_peer_has_shown_is_of_no_use_to_another(shown: bytes, tmp_path: Path) -> None:
     handshake = opened(tmp_path, Clock())
     knock(handshake, GUEST, shown)
-    with pytest.raises(Refused, match="not good"):
+    with pytest.raises(Refused, match="not valid"):
         knock(handshake, OTHER, shown)
     handshake.meet(OTHER, ready(shown))
     assert not handshake.may_speak(OTHER) and not handshake.may_be_named(OTHER, ready(shown))

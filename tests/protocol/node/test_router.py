@@ -296,7 +296,7 @@ async def test_unknown_and_oversized_questions_are_refused(stage: Stage) -> None
     [
         ("exchange", ExchangeAsk(plan=ZERO_HASH, fragment=0, chunk=0), "no such exchange here"),
         ("part", PartRequest(root=ZERO_HASH, chunk=0, offset=0, length=1), "that contribution is not here"),
-        ("evidence", EvidenceRequest(evidence=ZERO_HASH, offset=0, length=1), "that proof is not here"),
+        ("evidence", EvidenceRequest(evidence=ZERO_HASH, offset=0, length=1), "this peer does not have that proof"),
     ],
 )
 async def test_what_is_not_here_is_refused_and_so_is_rubbish(stage: Stage, kind: str, question: Body, answer: str) -> None:

@@ -96,7 +96,7 @@ def test_a_token_without_the_right_signature_of_its_key_is_no_proof() -> None:
     another_run = AdmissionProof(token=BEARER, signature=KEY.sign(canonical.encode([ZERO_HASH, GUEST])))
     for shown in (make_proof(BEARER, RUN, GUEST), bearer(key=OTHER), bearer(key=ORGANISER), another_run.encode()):
         assert "key's signature" in refusal(shown)
-    assert "signature of a key" in refusal(make_proof(BOUND, RUN, GUEST, KEY))
+    assert "signature with a token for one peer" in refusal(make_proof(BOUND, RUN, GUEST, KEY))
 
 
 def test_a_token_admits_until_its_round() -> None:
@@ -107,7 +107,7 @@ def test_a_token_admits_until_its_round() -> None:
         proof = make_proof(token, RUN, GUEST, key)
         for round in (None, 0, 7):
             verify_admission(INVITE, RUN, GUEST, proof, round)
-        assert "until round 7" in refusal(proof, round=8)
+        assert "expired after round 7" in refusal(proof, round=8)
 
 
 def test_a_seeds_token_names_nobody_in_a_record() -> None:
@@ -219,14 +219,14 @@ FORGED = make_proof(bound_token(OTHER, RUN, GUEST, expires=NOW + 60), RUN, GUEST
         "bearer token": (INVITE, GUEST, SHOWN, None),
         "unlisted": (LISTED, OTHER.peer_id, b"", "listed peers"),
         "nothing": (INVITE, GUEST, b"", f"your peer ID, {GUEST}"),
-        "rubbish": (INVITE, GUEST, b"rubbish", "not good"),
+        "rubbish": (INVITE, GUEST, b"rubbish", "not valid"),
         "forged": (INVITE, GUEST, FORGED, "did not sign"),
         "expired": (INVITE, GUEST, proof(expires=NOW), "has expired"),
         "for another": (INVITE, GUEST, proof(OTHER.peer_id), f"is for {OTHER.peer_id}"),
         "stolen": (INVITE, OTHER.peer_id, SHOWN, "signature for this peer"),
         "role": (INVITE, GUEST, proof(role=Role.SEED), "--role seed"),
-        "too late": (INVITE, GUEST, proof(until_round=6), "until round 6"),
-        "needless": (a_manifest(), GUEST, b"x", "where none is needed"),
+        "too late": (INVITE, GUEST, proof(until_round=6), "expired after round 6"),
+        "needless": (a_manifest(), GUEST, b"x", "although none is needed"),
     },
 )
 def test_guests_come_in_or_read_why_not(manifest: RunManifest, peer: PeerId, shown: bytes, why_not: str | None) -> None:

@@ -274,7 +274,7 @@ def test_two_sources_of_one_name_are_refused() -> None:
         "corpora": [BUILTIN, BUILTIN],
         "sources": [source, source.model_copy(update={"corpus": 1})],
     }
-    with pytest.raises(ValidationError, match="two sources have one name"):
+    with pytest.raises(ValidationError, match="two sources have the same name"):
         a_manifest(data=twice)
 
 

@@ -403,7 +403,7 @@ HOME_PAGE = "change it (Home page of the run: an address that begins with https"
         (LOCAL + "epochs = 2\n", "epochs would name data of the run"),
         (LOCAL + 'mirrors = ["https://example.org"]\n', "mirrors would name data of the run"),
         (LOCAL + '[rl]\nenvironment = "add"\n', "a run with rollouts learns from problems that all peers can check"),
-        ("[data.local]\n", 'source is not "local"; remove it'),
+        ("[data.local]\n", 'source is not "local"; remove local'),
         ('[samples]\nprompts = ["a", "b", "c", "d", "e"]', "it must be a list of at most 4"),
         ("[samples]\nprompts = []", "it must be a list of at least 1"),
         ("[samples]\ntokens = 4", "samples.prompts is missing; add it (The prompts, each without line breaks"),
@@ -541,7 +541,7 @@ def test_words_of_a_run_come_back_and_are_not_in_other_manifests(section: str, s
 )
 def test_files_of_very_many_fields_are_refused_before_they_are_checked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_file, "_mistakes", None)
-    with pytest.raises(RunFileError, match=r"^run file has \d+ fields and sections, .*; give a run file$"):
+    with pytest.raises(RunFileError, match=r"^run file has \d+ fields and sections, .*; give the path of a run file$"):
         parse_run_file(text, ME)
 
 

@@ -54,7 +54,7 @@ class Others:
         if peer in self._has:
             return LeavesReply(leaves=list(LEAVES)).encode()
         if peer not in MUTE:
-            raise Refused("that blob is not here")
+            raise Refused("this peer does not have that blob")
         await trio.sleep(timeout_s)
         raise Unreachable("no answer")
 
