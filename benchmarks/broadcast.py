@@ -1,7 +1,7 @@
 """One origin gives a blob to N receivers over emulated links: `python -m benchmarks.broadcast --receivers 2 4 8`.
 
-As root.  Real processes, each in its own network namespace with `--rate` up and down.  The limit is size/B: the origin
-cannot send one copy sooner.  The time runs until the last receiver has all of it.
+Needs root.  Real processes run, each in its own network namespace with `--rate` up and down.  The limit is size/B: the
+origin cannot send one copy sooner.  The time runs until the last receiver has all of it.
 
     --delay MS, --loss PERCENT    between any two peers, one way
     --shardcast FOLDER            the same bytes by PyPI shardcast 0.3.2, which `pip install --target FOLDER` put there:
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def broadcast(arguments: argparse.Namespace, receivers: int, size: int) -> dict[str, float]:
-    """Medians: the last receiver's seconds, copies that left the origin, bytes fetched twice by all, processor seconds."""
+    """Return medians: the last receiver's seconds, copies from the origin, bytes fetched twice by all, processor seconds."""
     lines = [Access(arguments.rate, arguments.rate)] * (receivers + 1)
     with Links(lines, delay_s=arguments.delay / 1000, loss=arguments.loss / 100) as links:
         words = [str(size), str(arguments.chunk)]
@@ -97,9 +97,9 @@ def broadcast(arguments: argparse.Namespace, receivers: int, size: int) -> dict[
 
 
 def shardcast(arguments: argparse.Namespace, relays: int, clients: int, size: int, patience_s: float) -> float:
-    """Seconds until the last client has the file; infinite when one does not within `patience_s`.
+    """Return the seconds until the last client has the file; infinite if a client does not have it within `patience_s`.
 
-    Each process has a copy of the package, for it writes into its folder.
+    Each process has a copy of the package, because the package writes into its own folder.
     """
     lines = [Access(arguments.rate, arguments.rate)] * (1 + relays + clients)
     with (

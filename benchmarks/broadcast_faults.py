@@ -1,15 +1,15 @@
-"""What liars and deaths cost a broadcast: `python -m benchmarks.broadcast_faults`.
+"""Cost of liars and deaths in a broadcast: `python -m benchmarks.broadcast_faults`.
 
-As root.  An origin gives a blob to 8 receivers over emulated links, as in `benchmarks.broadcast`:
+Needs root.  An origin gives a blob to 8 receivers over emulated links, as in `benchmarks.broadcast`:
 
     nothing               nobody lies, nobody dies
-    corrupts, stalls,     2 of the 8 say that they have all, and send other bytes, promise and send nothing,
-    claims                or refuse; what is measured is the 6 others
+    corrupts, stalls,     2 of the 8 claim to have the whole blob, and send other bytes, promise and send nothing,
+    claims                or refuse; the 6 others are measured
     origin dies           killed (SIGKILL) when each chunk has left it once
-    receiver dies         one is killed at half, and started again on its folder
+    receiver dies         one receiver is killed at half, and started again on its folder
 
-Prints how long it took until the last honest receiver had all.  Who has not all of it after twenty times as long as the
-line needs is counted as one that did not finish.
+Prints the time until the last honest receiver had the whole blob.  A receiver that lacks chunks after twenty times as long
+as the line needs is counted as unfinished.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Broadcast:
-    """One, with one fault."""
+    """One broadcast with one fault."""
 
     def __init__(self, arguments: argparse.Namespace, fault: str) -> None:
         self.arguments, self.fault = arguments, fault
@@ -111,14 +111,14 @@ class Broadcast:
         return {"seconds": seconds, "finished": len(answers), **self._sums(answers, asked, lost)}
 
     def _answer(self, receiver: Member) -> dict[str, Any] | None:
-        """None when it had to be killed."""
+        """Return a member's answer; None if the member had to be killed."""
         try:
             return receiver.hear()
         except SystemExit:
             return None
 
     def _start(self, links: Links, peer: int) -> Member:
-        """The first receiver keeps its key when it is started again."""
+        """Start a receiver; the first one keeps its key when it is started again."""
         liar = peer in self.liars
         module, last = ("benchmarks.lying_member", self.fault) if liar else ("benchmarks.broadcast_member", str(peer))
         command = [sys.executable, "-m", module, address(peer), *self.words, last]
@@ -130,7 +130,7 @@ class Broadcast:
         return int(liar.hear()["asked"])
 
     def _sums(self, answers: Sequence[dict[str, Any]], asked: Sequence[int], lost: int) -> dict[str, Any]:
-        """lost: chunks that were there before a death."""
+        """Sum up the outcome.  lost: the chunks that were there before a death."""
         chunk = self.arguments.chunk
         needed = [self.size - answer["resumed"] * chunk for answer in answers]
         twice = sum(max(0, each["chunk_bytes"] - need) for each, need in zip(answers, needed, strict=True)) / chunk

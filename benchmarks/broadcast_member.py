@@ -1,4 +1,4 @@
-"""One peer of `benchmarks.broadcast`: obeys JSON lines on standard input."""
+"""One peer of `benchmarks.broadcast`, which obeys JSON lines on standard input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = Hash(b"\x06" * 32)
 
 
 def in_memory(data: memoryview, spans: Spans, hashes: Sequence[Hash]) -> Held:
-    """A whole blob in memory."""
+    """Keep a whole blob in memory."""
     return Held(len(spans), (1 << len(spans)) - 1, lambda chunk: bytes(data[spans[chunk]]), lambda: hashes)
 
 
@@ -49,7 +49,7 @@ class Peer:
         self.swarm: Swarm | None = None
 
     def find(self, name: Hash) -> Held | None:
-        """The blob of this name, if it is here."""
+        """Return the blob of this name, if it is here."""
         return self.shelf.get(name)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
@@ -83,7 +83,7 @@ class Peer:
             self.swarm.gone(peer)
 
     def make(self) -> Hash:
-        """A new blob of random bytes that nobody else has."""
+        """Make a new blob of random bytes that nobody else has."""
         size, chunk = self.size, self.chunk
         data = memoryview(mmap.mmap(-1, size))
         spans = [slice(at, min(at + chunk, size)) for at in range(0, size, chunk)]
@@ -97,10 +97,10 @@ class Peer:
         return name
 
     async def fetch(self, network: Libp2pNetwork, words: dict[str, Any]) -> dict[str, Any]:
-        """Fetch a blob; answers when all of it is in its place.
+        """Fetch a blob; answer when all of it is in its place.
 
-        folder: it is kept in files there, and what an earlier life left is used.  die_at: the share of it at which we are
-        killed.
+        folder: the folder that keeps the blob in files; chunks that an earlier life left there are used.  die_at: the share
+        of the blob at which this process is killed.
         """
         assert self.swarm is not None
         name, size, origin = Hash(bytes.fromhex(words["name"])), self.size, PeerId(words["origin"])
@@ -136,7 +136,7 @@ class Peer:
         }
 
     async def obey(self, network: Libp2pNetwork, words: dict[str, Any], nursery: trio.Nursery) -> dict[str, Any]:
-        """Do as we are told; returns what to say of it."""
+        """Obey a command, and return the answer to it."""
         if words["do"] == "make":
             name = self.make()
             if "dies" in words:
@@ -147,7 +147,7 @@ class Peer:
         return await self.fetch(network, words)
 
     async def die_after_one_copy(self, name: Hash) -> None:
-        """Be killed when each chunk has left."""
+        """Kill this process when each chunk has left it once."""
         assert self.swarm is not None
         while self.swarm.only_here(name):
             await trio.sleep(0.01)
@@ -159,7 +159,7 @@ class Peer:
 
 
 def _resume(folder: str, blob: Blob) -> tuple[memoryview, ChunkSet]:
-    """A file for the blob, and which chunks of it are there."""
+    """Return a file for the blob, and the chunks of it that are there."""
     files = BlobStore(Disk(), Path(folder))
     files.load()
     part = files.begin(blob.name, sum(blob.sizes))

@@ -112,7 +112,7 @@ def train_tokenizer(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Spent:
-    """Tokens of a run, and the seconds that it took: elapsed, and of all its processes' processors.  peaks: bytes."""
+    """Tokens of a run, and its elapsed seconds and processor seconds of all its processes.  peaks: peak memory in bytes."""
 
     tokens: int
     elapsed_s: float
@@ -134,7 +134,7 @@ def processor_s() -> float:
 
 
 def built(words: list[str]) -> None:
-    """In a process of its own: build, and print what it took."""
+    """Build a corpus in a process of its own, and print what it took."""
     from peer.corpora.build import build
     from peer.corpora.folder import FinishedCorpus
     from peer.corpora.inputs import BuildInput
@@ -152,7 +152,7 @@ def built(words: list[str]) -> None:
 
 
 def encoded(words: list[str]) -> None:
-    """In a process of its own: encode the same documents with the library alone."""
+    """Encode the same documents with the library alone, in a process of its own."""
     texts = list(documents(float(words[1])))
     tokenizer = tokenizers.Tokenizer.from_file(words[0])
     tokenizer.encode_special_tokens = True

@@ -28,7 +28,7 @@ LEAST_CHARACTERS = 1500
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end between paragraphs."""
+    """Yield the text in pieces that end between paragraphs."""
     piece = ""
     for paragraph in text.split("\n\n"):
         piece += paragraph + "\n\n"

@@ -44,12 +44,13 @@ stall_s = {stall_s}
 
 @dataclass(frozen=True)
 class PeerUnderLoad:
-    """What happened at one peer.
+    """Measurements of one peer.
 
-    rounds: that it committed.  lost, regained: members that it stopped waiting for in an exchange, and those of them for
-    which it waited again.  suspected, disconnected: suspicions, and those by broken connections.  attempts: plans that it
-    proposed.  exchanged_bytes: sent in exchanges.  trainers: processes that became ready.  ended: reasons for their ends.
-    waits: seconds of each wait that it named.  details: its sentences about a busy computer.
+    rounds: the number of rounds that it committed.  lost, regained: the members that it stopped waiting for in an exchange,
+    and the members among them for which it waited again.  suspected, disconnected: the number of suspicions, and the
+    suspicions because of broken connections.  attempts: the number of plans that it proposed.  exchanged_bytes: the bytes
+    sent in exchanges.  trainers: the number of processes that became ready.  ended: the reasons for their ends.  waits: the
+    seconds of each wait that it named.  details: its sentences about a busy computer.
     """
 
     name: str
@@ -68,9 +69,11 @@ class PeerUnderLoad:
 
 @dataclass(frozen=True)
 class LoadMeasured:
-    """Outcome.  rounds: committed by all.  load: mean number of processes that wanted a core, at the end.
+    """Outcome of a measurement.
 
-    attempts_per_round: plans proposed, over rounds.  bytes_per_round: sent by all peers.  payload_bytes: of a contribution.
+    rounds: the number of rounds that all peers committed.  load: the mean number of processes that wanted a core, at the
+    end.  attempts_per_round: the plans proposed per round.  bytes_per_round: the bytes that all peers sent.  payload_bytes:
+    the size of a contribution.
     """
 
     loops: int
@@ -91,7 +94,7 @@ class LoadMeasured:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Keep `count` processes busy; they end with this process too."""
+    """Keep `count` processes busy; they end with this process."""
     loop = LOOP.format(parent=os.getpid())
     processes = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
     try:
@@ -204,7 +207,7 @@ def show(found: LoadMeasured) -> None:
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.busy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

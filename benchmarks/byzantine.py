@@ -1,16 +1,16 @@
-"""What do hostile members do to the loss, under each aggregation rule?
+"""Loss with hostile members under each aggregation rule.
 
 Eight members train a small decoder on the program's own text, round by round, with the trainer's own worker, the real codec,
-`kernels.aggregate` and the outer update, from a common warm start; the first f of them are hostile.  The hostile know
-what the honest members of the round contribute (in a real round they would have to commit to theirs before) and act
-together.  They claim as many tokens as the others, or `--claims` times as many.  With `--speeds` the honest members take
-steps in these proportions (1,2,4: the slowest a quarter of a round's), and so have different tokens.  Prints the final
-held-out loss of every case against that of eight honest members under `mean`, and whether the bars hold:
+`kernels.aggregate` and the outer update, from a common warm start; the first f of them are hostile.  The hostile members
+know the honest contributions of the round (in a real round they would have to commit to theirs first) and act together.
+They claim as many tokens as the others, or `--claims` times as many.  With `--speeds` the honest members take steps in these
+proportions (1,2,4: the slowest a quarter of a round's), and so have different numbers of tokens.  Prints the final held-out
+loss of every case against the loss of eight honest members under `mean`, and whether the bars hold:
 
     clip with f = 1, and trimmed or centered_clip with f = 2: at most 2 % above, for each attack of the bars
 
-One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished cases in a file, so that an
-interrupted run goes on where it was.
+With one thread and fixed seeds, the same machine gives the same table.  `--save` keeps finished cases in a file, so that an
+interrupted run continues from there.
 
     python -m benchmarks.byzantine [--save FILE] [--rules clip,trimmed] [--seed 0]
     python -m benchmarks.byzantine --claims 1,2,4 --attacks "zeros;inner product, honest norm" --most-hostile 2
@@ -68,9 +68,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one table.  Cases of other settings do not compare.
+    """Settings of one table.  Cases with other settings are not comparable.
 
-    speeds: of the members, in turns; the fastest take all inner steps of a round.
+    speeds: the speeds of the members, in turns; the fastest members take all inner steps of a round.
     """
 
     rounds: int = 12
@@ -81,14 +81,14 @@ class Settings:
     speeds: tuple[int, ...] = (1,)
 
     def steps_of(self, member: int) -> int:
-        """Inner steps of this member in a round."""
+        """Return the inner steps of this member in a round."""
         speed = self.speeds[member % len(self.speeds)]
         return max(1, self.inner_steps * speed // max(self.speeds))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training run.  claim: tokens that the hostile claim, in those of an honest member that takes all steps."""
+    """One training run.  claim: the claimed tokens of a hostile member, as a multiple of an honest member's full round."""
 
     rule: Rule
     attack: str
@@ -103,7 +103,7 @@ HONEST = Case("mean", "none", 0)
 
 @dataclass
 class Scene:
-    """What the hostile know: the honest differences of this round and before, and a generator of their own."""
+    """Knowledge of the hostile: the honest differences of this round and earlier ones, and a generator of their own."""
 
     honest: list[F32]
     past: list[F32]
@@ -123,14 +123,14 @@ def honest_norm_noise(scene: Scene) -> F32:
 
 
 def little(scene: Scene) -> F32:
-    """Baruch et al. 2019, "A little is enough": off by a spread and a half, against the direction, in every coordinate."""
+    """Forge as in Baruch et al. 2019, "A little is enough": off by 1.5 spreads against the direction in every coordinate."""
     mean, spread = scene.mean, np.std(scene.honest, axis=0).astype(np.float32)
     away: F32 = mean - np.float32(1.5) * spread * np.sign(mean)
     return away
 
 
 def concentrated(scene: Scene, count: int) -> F32:
-    """Against the mean, far beyond any honest norm, but in each chunk only in the `count` values that move most."""
+    """Forge against the mean, far beyond an honest norm, but in each chunk only in the `count` values that change most."""
     mean = scene.mean
     away = np.zeros_like(mean)
     for start in range(0, mean.size, CHUNK):
@@ -178,7 +178,7 @@ def config_for(settings: Settings, rate: float) -> TrainingConfig:
 
 
 class Diverged(Exception):
-    """A member's mean loss in a round is as bad as guessing."""
+    """Raised if a member's mean loss in a round is as bad as guessing."""
 
 
 class Bench:
@@ -206,7 +206,7 @@ class Bench:
         return Worker(self.config, CPU).evaluate(theta, EVALUATION_TOKENS)
 
     def run(self, case: Case) -> float:
-        """The held-out loss at the end; infinite when training went astray before (`Diverged`)."""
+        """Return the held-out loss at the end; infinite if training diverged before (`Diverged`)."""
         theta, momentum = self.start.copy(), np.zeros_like(self.start)
         honest = {number: Worker(self.config, CPU) for number in range(case.hostile, MEMBERS)}
         draw = np.random.Generator(np.random.Philox(key=[self.settings.seed, case.hostile]))
@@ -228,7 +228,7 @@ class Bench:
         return loss if math.isfinite(loss) else math.inf
 
     def _rows(self, round_number: int, number: int, step: int) -> tuple[int, int]:
-        """The rows that a member reads in a step of a round."""
+        """Return the rows that a member reads in a step of a round."""
         count = self.settings.sequences
         first = ((round_number * MEMBERS + number) * self.settings.inner_steps + step) * count
         return first, first + count
@@ -271,7 +271,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Table:
-    """Which cases are in the table: every rule against every row of attack, hostile members and claim."""
+    """Cases of the table: every rule against every row of attack, hostile members and claim."""
 
     rules: Sequence[Rule]
     attacks: Sequence[str]
@@ -280,7 +280,7 @@ class Table:
 
     @property
     def rows(self) -> list[tuple[str, int, float]]:
-        """Attack, hostile members, claim; the honest row first."""
+        """Rows of attack, hostile members and claim; the honest row first."""
         numbers = range(1, self.most_hostile + 1)
         return [
             ("none", 0, 1.0),
@@ -289,7 +289,7 @@ class Table:
 
     @property
     def cases(self) -> list[Case]:
-        """Honest runs first; then by attack, so that a table in the making is of use."""
+        """All cases, first the honest ones, then by attack, so that an unfinished table is already useful."""
         wanted = [Case(rule, *row) for row in self.rows for rule in self.rules]
         return [HONEST, *(case for case in wanted if case != HONEST)]
 
@@ -335,7 +335,7 @@ def excess_percent(losses: dict[Case, float], case: Case) -> float:
 
 
 def print_bars(losses: dict[Case, float]) -> bool:
-    """Print whether the bars hold, those with a case that was run; return True if none is missed."""
+    """Print which bars hold, among the bars with a case that was run; return True if none is missed."""
     holds = True
     for name, robust, hostile in (
         ("clip, f = 1", ("clip",), 1),

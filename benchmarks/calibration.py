@@ -27,10 +27,10 @@ LEAST_RATE = 1e-5
 
 
 def proposed(honest: Iterable[Measured], margin: float = MARGIN) -> Tolerances:
-    """Return tolerances that accept all of these, with a margin; never wider than the defaults.
+    """Return tolerances that accept all of these measurements, with a margin; never wider than the defaults.
 
-    honest: of one kind of device; combine the proposals for several with `widest`.  Raises ValueError if an honest rollout
-    is beyond the defaults: such a device cannot take part.
+    honest: the measurements of one kind of device; combine the proposals for several kinds with `widest`.  Raises ValueError
+    if an honest rollout is beyond the defaults: such a device cannot take part.
     """
     usual = Tolerances.of(RlConfig())
     exponents, mean, median, shortfall, stretch, total, density = 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0

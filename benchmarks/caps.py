@@ -1,9 +1,9 @@
-"""Whether rate caps hold, and what they leave to whom: `python -m benchmarks.caps --up 20 --down 20`.
+"""Check of rate caps, and of the rates that remain for each kind of traffic: `python -m benchmarks.caps --up 20 --down 20`.
 
-As root.  Four real processes, each in its own network namespace with lines of `--line` Mbit/s.  The first one has caps.  It
-averages with two others, round after round, serves a blob to the fourth, and fetches another one from the second, all at
-once, while the fourth asks it short questions.  Bytes are those of its network interface, headers included, in the fullest
-30 seconds since the first byte.
+Needs root.  Four real processes run, each in its own network namespace with lines of `--line` Mbit/s.  The first one has
+caps.  It averages with two others, round after round, serves a blob to the fourth, and fetches another blob from the second,
+all at once, while the fourth asks it short questions.  Bytes are counted at its network interface, headers included, in the
+fullest 30 seconds since the first byte.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(up: float, down: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: how full the fullest window was in each direction, and how long questions took meanwhile."""
+    """Return one row: the load of the fullest window in each direction, and the time of questions meanwhile."""
     caps = [up * 125e3, down * 125e3]
     parameters = max(CHUNK, int(2 * min(caps)))
     blob = int(2 * max(caps) * arguments.seconds)
@@ -79,7 +79,7 @@ def measure(up: float, down: float, arguments: argparse.Namespace) -> dict[str, 
 
 
 def fullest_window(counts: Sequence[tuple[float, int]], window_s: float) -> float:
-    """The most bytes in a window, of (time, bytes so far); each window goes from one count to another and is scaled."""
+    """Return the most bytes in a window of (time, bytes so far); each window spans two counts and is scaled."""
     most = 0.0
     for index, (begin, before) in enumerate(counts):
         end = next(((at, so_far) for at, so_far in counts[index:] if at - begin >= window_s), None)

@@ -1,4 +1,4 @@
-"""One peer of `benchmarks.caps`: averages, serves and fetches blobs, answers questions, and counts; obeys JSON lines."""
+"""One peer of `benchmarks.caps`, which averages, serves and fetches blobs, answers and counts; it obeys JSON lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUESTION_S = 0.1
 
 
 class Peer:
-    """Implements `protocol.transport.interface.Handlers` for exchanges, blobs, and questions that are sent back."""
+    """Implements `protocol.transport.interface.Handlers` for exchanges, blobs, and echoed questions."""
 
     def __init__(self, parameters: int, chunk: int, blob_bytes: int) -> None:
         self.exchange = exchange_member.Peer(parameters, chunk, "mean")
@@ -61,7 +61,7 @@ class Peer:
 
 
 def moved() -> tuple[int, int]:
-    """Bytes that this network namespace has sent and received."""
+    """Return the bytes that this network namespace has sent and received."""
     line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith("net0:"))
     fields = line.partition(":")[2].split()
     return int(fields[8]), int(fields[0])
@@ -74,7 +74,7 @@ async def sample(into: list[tuple[float, int, int]]) -> None:
 
 
 async def ask(network: Libp2pNetwork, peer: PeerId, seconds: list[float], scope: trio.CancelScope) -> None:
-    """How long a short question takes, again and again."""
+    """Measure again and again the time of a short question."""
     with scope:
         while True:
             begun = trio.current_time()
@@ -84,7 +84,7 @@ async def ask(network: Libp2pNetwork, peer: PeerId, seconds: list[float], scope:
 
 
 class Member:
-    """The peer, its network, and what it measures."""
+    """The peer, its network, and its measurements."""
 
     def __init__(self, peer: Peer, network: Libp2pNetwork, nursery: trio.Nursery) -> None:
         self.peer, self.network, self.nursery = peer, network, nursery
@@ -104,7 +104,7 @@ class Member:
             self.network.welcome(other)
 
     def begin(self, words: dict[str, Any]) -> None:
-        """Count, and fetch and ask for as long as there is something to fetch and to ask."""
+        """Count, fetch and ask for as long as there are blobs to fetch and peers to ask."""
         self.nursery.start_soon(sample, self.samples)
         fetched = words["fetch"].get(self.me)
         if fetched is not None:
@@ -115,7 +115,7 @@ class Member:
             self.nursery.start_soon(ask, self.network, PeerId(self.members[0]["peer"]), self.questions, self.asking)
 
     async def average(self, count: int) -> None:
-        """With the first so many; nothing if we are not among them."""
+        """Average with the first `count` peers; do nothing if we are not among them."""
         averaging = self.members[:count]
         if any(member["peer"] == self.me for member in averaging):
             plan = self.peer.exchange.plan(exchange_member.introductions(averaging), self.round, False)
@@ -124,7 +124,7 @@ class Member:
 
 
 def tell(event: Event) -> None:
-    """What went wrong, for whoever looks on."""
+    """Print an error for the person who watches."""
     if isinstance(event, Dropped):
         print(event, file=sys.stderr)
 

@@ -42,7 +42,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"clock": time.perf_counter, "processor
 
 
 class Stopwatch:
-    """Moments by each clock: the beginning, then each token.  Also a streamer of transformers."""
+    """Moments by each clock: the beginning, then each token.  It can also serve as a streamer of transformers."""
 
     def __init__(self) -> None:
         self.at: list[dict[str, float]] = []

@@ -1,12 +1,12 @@
-"""How fast one core encodes, decodes and averages with each codec (millions of values a second), and a GPU if there is one.
+"""Speed of encoding, decoding and averaging with each codec (millions of values a second), on one core and on a GPU.
 
     python -m benchmarks.codec [--values N] [--members K] [--repeats R] [--codecs int8,int4]
 
-Encoding includes error feedback where the codec has it.  If pi-quant (pypiquant 4.1.0) can be imported, a second table
-compares it, with one scale for the whole tensor, and our formats without feedback, by the process's processor time.
+Encoding includes error feedback if the codec has it.  If pi-quant (pypiquant 4.1.0) can be imported, a second table compares
+it, with one scale for the whole tensor, and our formats without feedback, by the process's processor time.
 
-Medians over the repeats.  Averaging counts input values (members x values).  The GPU's ratio is against what its memory
-could move: the bytes read and written over the bandwidth of a device copy measured in the same run.
+Figures are medians over the repeats.  Averaging counts input values (members x values).  The GPU's ratio is the achieved
+share of its memory speed: the bytes read and written over the bandwidth of a device copy measured in the same run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]
 
 
 def cpu_rates(codec: Codec, count: int, members: int, repeats: int) -> list[tuple[str, float]]:
-    """(what, values per second of this thread's processor time): what else runs on the computer does not count."""
+    """Return operations with their values per second of this thread's processor time, which other work does not affect."""
     values = np.random.default_rng(1).standard_normal(count, np.float32)
     sent, averaged = codec.contribution, codec.result
     encoded, result = (np.zeros(format.encoded_bytes(count), np.uint8) for format in (sent, averaged))
@@ -88,7 +88,7 @@ def cpu_rates(codec: Codec, count: int, members: int, repeats: int) -> list[tupl
 
 
 def quantiser_rates(name: str, count: int, members: int, repeats: int) -> list[float]:
-    """Values a second of a format alone: encode, decode, mean of members."""
+    """Return values a second of a format alone: encode, decode, mean of members."""
     codec, values = LADDER[name], np.random.default_rng(1).standard_normal(count, np.float32)
     encoded, decoded = np.zeros(codec.contribution.encoded_bytes(count), np.uint8), np.zeros(count, np.float32)
     codec.contribution.encode(values, encoded)
@@ -103,7 +103,7 @@ def quantiser_rates(name: str, count: int, members: int, repeats: int) -> list[f
 
 
 def pi_quant_rates(name: str, count: int, members: int, repeats: int) -> list[float]:
-    """The same of pi-quant, with one thread."""
+    """Return the rates of pi-quant with one thread, as `quantiser_rates` does for our formats."""
     from piquant import Context, DataType, ReduceOp, RoundMode
 
     context, kind, bits = Context(num_threads=1), {"int8": DataType.UINT8, "int4": DataType.UINT4}[name], int(name[3:])
@@ -133,7 +133,7 @@ def pi_quant_rates(name: str, count: int, members: int, repeats: int) -> list[fl
 
 
 def gpu(codecs: Sequence[Codec], count: int, members: int, repeats: int) -> None:
-    """The same on CUDA, if there is a device."""
+    """Measure all codecs on CUDA, if there is a device."""
     import torch
 
     if not torch.cuda.is_available():

@@ -38,7 +38,7 @@ SETTLE_S = 5.0
 
 @dataclass(frozen=True)
 class Row:
-    """Cost of `connections`.  idle_s: processor seconds of a minute of idleness.  opening_s: of each new connection."""
+    """Cost of `connections`.  idle_s: processor seconds of an idle minute.  opening_s: processor seconds of each opening."""
 
     connections: int
     memory_mb: float
@@ -47,14 +47,14 @@ class Row:
 
 
 class Everybody(Recorder):
-    """Handlers for which every peer is a member, so that no place of a stranger is needed."""
+    """Handlers that treat every peer as a member, so that no peer needs a stranger's place."""
 
     def has_member(self, peer: PeerId) -> bool:
         return True
 
 
 async def _serve(count: int) -> None:
-    """Run so many networks, say their addresses, and end with standard input."""
+    """Run `count` networks, print their addresses, and end with standard input."""
     async with AsyncExitStack() as stack:
         networks = [await stack.enter_async_context(network(Everybody())) for _ in range(count)]
         say(addresses=[address for each in networks for address in each.addresses()])
@@ -66,7 +66,7 @@ def _is_connected(end: Libp2pNetwork, count: int) -> bool:
 
 
 async def _measure(steps: list[int], idle_s: float) -> None:
-    """Hear the addresses of all other networks, and say a row for each step."""
+    """Read the addresses of all other networks, and print a row for each step."""
     addresses: list[str] = (await hear())["addresses"]
     peer = Everybody()
     async with network(peer) as end:

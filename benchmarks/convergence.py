@@ -3,16 +3,18 @@
     peer data build --tokenizer bytes CORPUS code=FOLDER ...        (50 MB of text or more)
     python -m benchmarks.convergence CORPUS --save FILE [--json]
 
-1, 2, 4 and 8 members train apart for H = 30 and 100 steps a round, with the real codec and outer step, against one model
-that averages their gradients in every step, by AdamW and by Muon, with one or several codecs of the ladder (`--codecs`, of
-which the last column shows what each costs over an exchange in fp32, if that is one of them).  All runs of a seed start from
-the same parameters, trained by four members together before, and read the same rows: in step s, member k reads the same
-whatever H is.  The rates of both sides are tuned before, each with two members (H = 30), and the best is used for all.
+1, 2, 4 and 8 members train apart for H = 30 and 100 steps a round, with the real codec and outer step.  They are compared
+with one model that averages their gradients in every step, by AdamW and by Muon, with one or several codecs of the ladder
+(`--codecs`; if one of them is fp32, the last column shows the cost of each over an exchange in fp32).  All runs of a seed
+start from the same parameters, which four members trained together, and read the same rows: in step s, member k reads the
+same rows for every H.  The rates of both sides are tuned first, each with two members (H = 30), and the best is used for
+all.
 
-Besides the held-out loss, each result is judged by a task: after a short fine-tuning, how many of 512 new questions of the
-form "c=3;f=8;a=5;f?" does it answer?  (arXiv 2511.13761 warns that equal losses can hide worse results after fine-tuning.)
+Besides the held-out loss, each result is judged by a task: the share of 512 new questions of the form "c=3;f=8;a=5;f?" that
+the model answers after a short fine-tuning.  (arXiv 2511.13761 warns that equal losses can hide worse results after
+fine-tuning.)
 
-`--save` keeps finished runs and the common start, so that an interrupted table goes on.  Asserts nothing.
+`--save` keeps finished runs and the common start, so that an interrupted table continues.  Asserts nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """One run.  inner_steps: H; 0 for data-parallel.  steps: of every member.  codec: of the exchange, or fp32."""
+    """One run.  inner_steps: H; 0 for data-parallel.  steps: each member's steps.  codec: the exchange's codec, or fp32."""
 
     seed: int
     optimizer: str
@@ -92,7 +94,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a run.  loss: held-out, nats per byte.  accuracy: share of questions answered after fine-tuning."""
+    """Result of a run.  loss: held-out, nats per byte.  accuracy: the share of questions answered after fine-tuning."""
 
     loss: float
     accuracy: float
@@ -102,7 +104,7 @@ class Bench:
     """The runs of one corpus."""
 
     def __init__(self, corpus: Path, save: Path | None) -> None:
-        """Open a corpus.  save: file of finished runs, beside which the common starts are kept."""
+        """Open a corpus.  save: the file of finished runs; the common starts are kept beside it."""
         self._save = save
         manifest = read_manifest((corpus / MANIFEST).read_bytes())
         names = [source.name for source in manifest.sources]
@@ -133,7 +135,7 @@ class Bench:
         return self.member(0, "adamw", 1e-3)
 
     def start(self, seed: int) -> F32:
-        """The parameters from which all runs of a seed start."""
+        """Return the parameters from which all runs of a seed start."""
         kept = self._save.with_name(f"{self._save.name}.start-{seed}.npy") if self._save else None
         if seed not in self._starts and kept and kept.exists():
             self._starts[seed] = np.load(kept, allow_pickle=False)
@@ -199,7 +201,7 @@ TASK_INNER = InnerConfig(
 
 
 def questions(count: int, seed: int) -> Rows:
-    """Rows such as "c=3;f=8;a=5;f?8", of which only the last byte counts."""
+    """Return rows such as "c=3;f=8;a=5;f?8", of which only the last byte counts."""
     random = np.random.default_rng(seed)
     lines = []
     for _ in range(count):
@@ -214,7 +216,7 @@ def questions(count: int, seed: int) -> Rows:
 
 
 def task_accuracy(theta: F32, dtype: torch.dtype) -> float:
-    """Share of new questions that the model answers after `TASK_STEPS` steps on others."""
+    """Return the share of new questions that the model answers after `TASK_STEPS` steps on others."""
     model = Decoder(MODEL, CPU)
     model.flat.copy_(torch.from_numpy(theta))
     model.compute_dtype = dtype
@@ -266,16 +268,16 @@ class Plan:
     codecs: Sequence[str]
 
     def tuning(self, optimizer: str, *, apart: bool) -> list[Case]:
-        """The runs from which a rate is chosen."""
+        """Return the runs from which a rate is chosen."""
         length = TUNED_LENGTH if apart else 0
         return [Case(self.seeds[0], optimizer, rate, TUNED_MEMBERS, length) for rate in RATES[optimizer]]
 
     def tuned(self, outcomes: dict[Case, Outcome], optimizer: str, *, apart: bool) -> float:
-        """The rate with the lowest loss."""
+        """Return the rate with the lowest loss."""
         return min(self.tuning(optimizer, apart=apart), key=lambda case: outcomes[case].loss).rate
 
     def rows(self, outcomes: dict[Case, Outcome]) -> Iterator[tuple[Case, Case]]:
-        """Each run apart with that together, for whose rates the tuning is done."""
+        """Yield each run apart with the run together that is compared with it; the rates are tuned for both."""
         for optimizer in self.optimizers:
             together, apart = (self.tuned(outcomes, optimizer, apart=each) for each in (False, True))
             for seed in self.seeds:
@@ -287,7 +289,7 @@ class Plan:
 
 
 def complete(cases: Sequence[Case], progress: Progress, run: Callable[[Case], Outcome]) -> None:
-    """Do the runs that are not done."""
+    """Do the unfinished runs."""
     for case in dict.fromkeys(cases):
         if case not in progress.outcomes:
             began = time.monotonic()
@@ -301,7 +303,7 @@ def complete(cases: Sequence[Case], progress: Progress, run: Callable[[Case], Ou
 
 
 def table_of(plan: Plan, outcomes: dict[Case, Outcome]) -> list[dict[str, Any]]:
-    """One entry for each run apart."""
+    """Return one entry for each run apart."""
     return [
         {
             **asdict(apart),

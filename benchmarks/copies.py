@@ -64,8 +64,9 @@ tenure_rounds = 1
 class PeerCosts:
     """Costs of the copies at one peer.
 
-    block_bytes: of blocks by origin, "copy" for those fetched to keep.  up_bytes, down_bytes: all bytes until the copies
-    were there.  up_bytes_per_s: mean rate.  limit: on the upload rate, bytes a second; None without one.
+    block_bytes: the bytes of blocks by origin; "copy" stands for blocks fetched to keep.  up_bytes, down_bytes: all bytes
+    until the copies were there.  up_bytes_per_s: the mean upload rate.  limit: the limit on the upload rate in bytes a
+    second; None without a limit.
     """
 
     name: str
@@ -79,10 +80,10 @@ class PeerCosts:
 
 @dataclass(frozen=True)
 class CopiesMeasured:
-    """Outcome.  copied_s: seconds from the start of the last friend until there were copies of everything.
+    """Outcome of a run.  copied_s: the seconds from the start of the last friend until there were copies of everything.
 
-    killed_at: rounds when the founder was killed.  rounds_s: seconds of a round before and after.  rolled_back: rounds that
-    any peer gave up.
+    killed_at: the number of rounds when the founder was killed.  rounds_s: the seconds of a round before and after.
+    rolled_back: the rounds that any peer gave up.
     """
 
     megabytes: float

@@ -1,8 +1,8 @@
-"""Damage to each kind of file of a data directory, and what a real peer makes of it at its next start.
+"""Damage to each kind of file of a data directory, and the reaction of a real peer at its next start.
 
-A peer is stopped after some rounds.  For each kind of file and each damage, its data directory is restored, the files of
-the kind are damaged, and the peer is started again: alone in its run, or beside another one.  It either commits another
-round, or ends with a sentence.  `python -m benchmarks.damage [--beside] [--json] [KIND...]`
+A peer is stopped after some rounds.  For each kind of file and each damage, its data directory is restored, the files of the
+kind are damaged, and the peer is started again: alone in its run, or beside another one.  It either commits another round,
+or ends with a sentence.  `python -m benchmarks.damage [--beside] [--json] [KIND...]`
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"zeros": zero, "cut": cut, "flipped
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a peer.  goes_on: it committed another round.  ended: it left.  said: sentences about the damage."""
+    """State of a peer after damage.
+
+    goes_on: it committed another round.  ended: it left.  said: its sentences about the damage.
+    """
 
     kind: str
     damage: str
@@ -90,7 +93,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """True if the peer repaired the damage, or ended with one foreseen sentence.  One that only waits does neither."""
+        """True if the peer repaired the damage, or ended with one foreseen sentence, but not if it only waits."""
         return self.goes_on or (self.ended and bool(self.said) and "unexpected" not in self.said)
 
 
@@ -116,7 +119,7 @@ class Patient:
         shutil.copytree(self._peer.folder, self._kept, symlinks=True)
 
     def outcome(self, kind: str, damage: str) -> Outcome | None:
-        """Return what became of the peer after this damage; None if there is no such file."""
+        """Return the peer's outcome after this damage; None if there is no such file."""
         shutil.rmtree(self._peer.folder)
         shutil.copytree(self._kept, self._peer.folder, symlinks=True)
         paths = [path for glob in KINDS[kind] for path in sorted(self._peer.folder.glob(glob))]
@@ -160,7 +163,7 @@ class Patient:
 
 
 def outcomes(folder: Path, kinds: Sequence[str], *, beside: bool) -> Iterator[Outcome]:
-    """Damage each of these kinds in each way; yield what became of the peer.  beside: another peer has the run as well."""
+    """Damage each of these kinds in each way; yield the peer's outcomes.  beside: another peer has the run as well."""
     with Swarm(folder, RUN) as swarm:
         swarm.create_run("patient")
         peer = swarm.peer("patient")

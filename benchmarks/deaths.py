@@ -1,8 +1,9 @@
-"""What a death costs an exchange of real processes, by its moment: `python -m benchmarks.deaths`.
+"""Cost of a death in an exchange of real processes, by its moment: `python -m benchmarks.deaths`.
 
-As root.  Members on emulated lines (`benchmarks.links`) exchange once undisturbed; then again, and one of them is killed
-with SIGKILL in the middle.  Measured is how long the survivors take to hold the whole result, against 1.5 times the
-undisturbed exchange plus the time until they noticed, and how many chunks lack the part of a survivor.
+Needs root.  Members on emulated lines (`benchmarks.links`) exchange once undisturbed.  Then they exchange again, and one of
+them is killed with SIGKILL in the middle.  The benchmark measures the time until the survivors hold the whole result,
+against 1.5 times the undisturbed exchange plus the time until they noticed, and the number of chunks that lack the part of a
+survivor.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ BAR = 1.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Seconds from the beginning of the exchange.  noticed: the last survivor's.  lost: (survivor, chunk) pairs."""
+    """Seconds from the beginning of the exchange.
+
+    noticed: the seconds until the last survivor noticed.  lost: (survivor, chunk) pairs.
+    """
 
     undisturbed: float
     killed: float

@@ -1,9 +1,9 @@
-"""How much reward `peer demo --rl` gains in how many versions, over seeds, with one trainer in one process.
+"""Reward gained by `peer demo --rl` in a number of versions, over seeds, with one trainer in one process.
 
-The run is the demo's own file, the work that of the trainer process: warm-up rounds, batches made with the weights of the
-version before (proofs included), the learner, the codec, the outer step.  Nothing is verified, and nothing is sent.  A seed
-draws the problems and the rollouts' noise, and the trainer's first lease for the warm-up.  At the points given, the state
-answers the problems that the demo asks at its end, and so does the state after the warm-up; a line tells both means.
+The run is the demo's own file, and the work is the trainer process's: warm-up rounds, batches made with the weights of the
+previous version (proofs included), the learner, the codec, the outer step.  Nothing is verified, and nothing is sent.  A
+seed draws the problems and the rollouts' noise, and the trainer's first lease for the warm-up.  At the points given, the
+state answers the problems that the demo asks at its end, and so does the state after the warm-up; a line shows both means.
 
     python -m benchmarks.demo_rewards [--seeds 20] [--first-seed 1] [--per-start 1] [--points 8 16 24] [--json]
 """
@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Gain:
-    """What a seed has gained after so many versions.  error: standard error of the difference."""
+    """Reward gained with a seed after a number of versions.  error: the standard error of the difference."""
 
     seed: int
     versions: int
@@ -54,7 +54,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The demo's run, and where its corpus of examples lies."""
+    """The demo's run, and the folder of its corpus of examples."""
 
     manifest: RunManifest
     places: TrainerPlaces
@@ -81,12 +81,15 @@ class Run:
         self.round = 0
 
     def begin_with(self, theta: F32) -> None:
-        """Take parameters that a warm-up led to."""
+        """Take the parameters after a warm-up."""
         self.theta[:], self.round = theta, self._rl.warm_rounds
         self._rollouts.keep_version(self.round, self.theta)
 
     def warm_up(self, first_slot: int) -> None:
-        """The rounds that read solved examples.  first_slot: of the first round, which a peer's key draws in a run."""
+        """Run the rounds that read solved examples.
+
+        first_slot: the slot of the first round, which a peer's key draws in a run.
+        """
         terms, inner, pool = lease_terms(self._manifest), self._manifest.rounds.inner_steps, LeasePool()
         for _ in range(self._rl.warm_rounds):
             slot = first_slot % terms.spares if self.round == 0 else 0
@@ -97,7 +100,7 @@ class Run:
         self._rollouts.keep_version(self.round, self.theta)
 
     def learn(self) -> None:
-        """One version, from rollouts of the version before."""
+        """Learn one version from rollouts of the previous version."""
         paths = [
             self._batch(max(self.round - 1, self._rl.warm_rounds), number) for number in range(self._rl.batches_per_round)
         ]
@@ -126,7 +129,7 @@ class Run:
 
 
 def starts(recipe: Recipe) -> Callable[[int], F32]:
-    """The parameters after the warm-up that begins with a slot, made once for each."""
+    """Return the parameters after the warm-up that begins with a slot, made once for each slot."""
 
     @lru_cache(maxsize=1)
     def start(slot: int) -> F32:
@@ -139,7 +142,10 @@ def starts(recipe: Recipe) -> Callable[[int], F32]:
 
 
 def gains(recipe: Recipe, seed: int, theta: F32, points: Sequence[int]) -> Iterator[Gain]:
-    """What a seed has gained at each of the points, ascending numbers of versions.  theta: after the warm-up."""
+    """Yield the gain of a seed at each of the points, ascending numbers of versions.
+
+    theta: the parameters after the warm-up.
+    """
     examiner = Examiner(recipe.manifest, {})
     with tempfile.TemporaryDirectory() as folder:
         run = Run(recipe, seed, Path(folder))

@@ -1,16 +1,17 @@
 """Share of rollouts that a validator accepts: `python -m benchmarks.detection [--lengths 48 512 2048] [--honest N] …`.
 
-Models of three families are built from seeds.  First honest peers: as the reference computes, with another batch size, with
-the prompt in other pieces, without a cache in padded rows, with other precision; and a validator that pads nothing, or
-computes in bf16 itself.  None may be rejected, and their worst figures give the tolerances for this model, for runs in
-which all compute in fp32, or all in bf16, or each as it likes (`benchmarks.calibration`).  Peers of mixed precision are
-judged once more with those.  Then cheats, with the default tolerances and with those proposed: the share of their rollouts
-that is rejected alone, each for itself, and after how many rollouts of one batch the first is.  A rollout says no reward, so
-an inflated one has to come from text that the model did not choose.
+Models of three families are built from seeds.  First come honest peers, which compute as the reference does, with another
+batch size, with the prompt in other pieces, without a cache in padded rows, or with other precision; and a validator that
+pads nothing, or computes in bf16 itself.  None of them may be rejected, and their worst figures give the tolerances for this
+model, for runs in which all compute in fp32, or all in bf16, or each as it likes (`benchmarks.calibration`).  Peers of mixed
+precision are judged once more with these tolerances.  Then come cheats, with the default tolerances and with the proposed
+ones.  The table has the share of their rollouts that is rejected alone, each for itself, and the number of rollouts of one
+batch until the first rejection.  A rollout states no reward, so an inflated reward has to come from text that the model did
+not choose.
 
 All rollouts of a row are judged as one batch.  Outputs of 48 tokens may end by themselves; longer ones are conversations
-that go on up to the limit.  Each family and length is a part of its own: choose parts with --families and --lengths, or give
---out FILE, to which rows are appended; parts that FILE has whole are skipped when the command is given again.
+that continue up to the limit.  Each family and length is a separate part: choose parts with --families and --lengths, or
+give --out FILE, to which rows are appended; parts that are complete in FILE are skipped when the command is given again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def judge(
     dtype: torch.dtype = torch.float32,
     alone: bool = False,
 ) -> list[Judged]:
-    """By a validator with the right weights.  dtype: of its products.  alone: it computes one rollout at a time."""
+    """Judge rollouts as a validator with the right weights.
+
+    dtype: the type of its products.  alone: it computes one rollout at a time.
+    """
     model, rl = Decoder(run.config, CPU, torch.from_numpy(run.theta).to(dtype)), rl or run.rl
     problems = tuple(sorted({each.problem for each in rollouts}))
     verifier = Verifier(model, run.environment, TOKENIZER, rl.changed(micro_batch_tokens=1) if alone else rl)
@@ -73,14 +77,14 @@ def judge(
 
 
 def needed(share: float) -> int | None:
-    """Rollouts until one is rejected with `CONFIDENCE`; None for never."""
+    """Return the number of rollouts until one is rejected with `CONFIDENCE`; None for never."""
     if share >= 1:
         return 1
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - share)) if share > 0 else None
 
 
 def is_rejected_alone(judged: Judged, rl: RlConfig) -> bool:
-    """Return True if a rollout is rejected for itself, not for what those before it in its batch used up."""
+    """Return True if a rollout is rejected for itself, not because earlier ones in its batch used up a limit."""
     measured, bounds = judged.measured, Tolerances.of(rl)
     if judged.reason is not RejectionReason.BAD_SAMPLING or measured is None:
         return judged.reason is not None
@@ -163,7 +167,7 @@ def found_out(run: Run, rollouts: Sequence[Rollout], rls: dict[str, RlConfig], d
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A line for people."""
+    """Return a line for people."""
     head = f"{row['family']:6} {row['length']:5} {row['who']:50}"
     if "tolerances" in row:
         fields = {
@@ -188,7 +192,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def finished(path: Path | None) -> set[tuple[str, int]]:
-    """Return the parts that a file of rows has whole."""
+    """Return the parts that are complete in a file of rows."""
     if path is None or not path.exists():
         return set()
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

@@ -1,6 +1,6 @@
 """Forgeries of `benchmarks.detection`: peers with the right weights and honest proofs that choose tokens by their own rule.
 
-Each goes on as the noise says after what it wrote, so that nothing but its own tokens falls short.
+Each continues with the tokens of the noise after its own tokens, so only its own tokens fall short.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class Written:
     """A choice that writes given tokens at some places of each output, and follows the noise elsewhere."""
 
     def __init__(self, first: int, count: int, tokens: Sequence[int], places: Sequence[int]) -> None:
-        """first, count: of completions. tokens, places: the token for each of these places of the output."""
+        """Prepare the choice.
+
+        first, count: the first completion and the number of completions.  tokens, places: the token for each of these places
+        of the output.
+        """
         self._tokens: dict[tuple[int, int], int] = {}
         for index, key in _keys(first, count):
             begin = len(TOKENIZER.encode(Numbers().problem(index).prompt))
@@ -46,7 +50,10 @@ class ByKey:
     """A choice that differs between completions, so that forgeries of many kinds are generated in one batch."""
 
     def __init__(self, choices: dict[int, Choice]) -> None:
-        """choices: by the key of the noise; completions with other keys follow the noise."""
+        """Prepare the choice.
+
+        choices: the choice for each key of the noise; completions with other keys follow the noise.
+        """
         self._choices = choices
 
     def __call__(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
@@ -61,9 +68,10 @@ class ByKey:
 
 @dataclass(eq=False)
 class Steered:
-    """A choice that takes a letter, which is rewarded, where one falls short by less than `within`.
+    """A choice that prefers a letter, which is rewarded, if a letter falls short by less than `within`.
 
-    rate: of the run whose rules it keeps to in all of its completions together; None for a peer that ignores them.
+    rate: the run's shortfall rate, to which all of its completions together keep; None for a peer that ignores the run's
+    rules.
     """
 
     within: float
@@ -87,7 +95,7 @@ class Steered:
 
 
 def top_p(share: float) -> Choice:
-    """Return a choice among the likeliest tokens that have this share of the probability together."""
+    """Return a choice among the likeliest tokens that together have this share of the probability."""
 
     def chosen(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
         ordered_bv, order_bv = torch.softmax(logits_bv.float() / temperature, dim=1).sort(dim=1, descending=True)
@@ -99,12 +107,15 @@ def top_p(share: float) -> Choice:
 
 
 def at_temperature(factor: float) -> Choice:
-    """Return a choice at a temperature that is so many times the run's."""
+    """Return a choice at a multiple of the run's temperature."""
     return lambda logits_bv, keys_b, positions_b, temperature: choose(logits_bv, keys_b, positions_b, factor * temperature)
 
 
 def forged(run: Run, count: int, kinds: Mapping[str, Callable[[int], Choice]]) -> dict[str, list[Rollout]]:
-    """Return `count` completions of each kind, generated together. kinds: the choice from completion number `first` on."""
+    """Return `count` completions of each kind, generated together.
+
+    kinds: the choice from completion number `first` on.
+    """
     choices: dict[int, Choice] = {}
     for number, kind in enumerate(kinds.values()):
         choice = kind(number * count)

@@ -1,6 +1,6 @@
-"""The peers of `benchmarks.detection`: models built from seeds, honest ways to compute with them, and cheats.
+"""Peers of `benchmarks.detection`: models built from seeds, honest ways to compute with them, and cheats.
 
-Forgeries, which choose tokens otherwise than the noise does, are in `benchmarks.detection_forgeries`.
+Forgeries, which choose tokens that differ from the noise, are in `benchmarks.detection_forgeries`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TOKENS_AT_ONCE = 4096
 
 
 class Numbers(Environment):
-    """Prompts that differ; the text is worth its share of letters. endless: every turn is replied to."""
+    """Environment of distinct prompts; the reward is the text's share of letters.  endless: every turn is replied to."""
 
     def __init__(self, endless: bool = False) -> None:
         self._endless = endless
@@ -92,7 +92,7 @@ class Run:
 
 
 class Choosing(Batch):
-    """A batch whose tokens are chosen by somebody else; `choice` has the arguments of `trainer.generate.sampling.choose`."""
+    """A batch with a choice of tokens of its own; `choice` has the arguments of `trainer.generate.sampling.choose`."""
 
     choice: Choice
 
@@ -118,7 +118,10 @@ def _engine_with(prefill: int) -> type[Engine]:
 
 
 class Peer:
-    """A rollout peer with some habits. flat: its weights, the run's unless given. choice: of tokens, if not the noise's."""
+    """A rollout peer with some habits.
+
+    flat: its weights; the run's unless given.  choice: its choice of tokens, if not the noise's.
+    """
 
     def __init__(self, run: Run, flat: np.ndarray | None = None, choice: Choice | None = None, **engine: Any) -> None:
         self._run, self._choice = run, choice
@@ -143,7 +146,10 @@ class Peer:
         temperature: float = 1.0,
         version: int = VERSION,
     ) -> list[Rollout]:
-        """Completions of the first problems, `GROUP` of each.  prompt: what the model reads instead of the prompt."""
+        """Generate `GROUP` completions of each of the first problems.
+
+        prompt: the text that the model reads instead of the prompt.
+        """
         options = self._options | {
             "slots": Slots(self._options["slots"], PROMPT_TOKENS + self._run.length),
             "temperature": temperature,
@@ -190,7 +196,7 @@ def model_of(name: str, length: int) -> ModelConfig:
 
 
 def parameters(config: ModelConfig, seed: int = 1) -> np.ndarray:
-    """bf16 weights, as fp32."""
+    """Return bf16 weights, as fp32."""
     theta = np.empty(config.parameters, np.float32)
     initial_parameters(config, seed, theta)
     theta[np.abs(theta) != 1.0] *= SHARPNESS
@@ -198,13 +204,13 @@ def parameters(config: ModelConfig, seed: int = 1) -> np.ndarray:
 
 
 def rounded(theta: np.ndarray) -> np.ndarray:
-    """To bf16."""
+    """Round to bf16."""
     whole: np.ndarray = torch.from_numpy(theta).bfloat16().float().numpy()
     return whole
 
 
 def quantised(theta: np.ndarray, levels: int, block: int = 128) -> np.ndarray:
-    """Rounded to `levels` steps on each side of 0, with a scale for each block of weights."""
+    """Round to `levels` steps on each side of 0, with a scale for each block of weights."""
     padded = np.zeros(-(-len(theta) // block) * block, np.float32)
     padded[: len(theta)] = theta
     blocks = padded.reshape(-1, block)
@@ -215,10 +221,10 @@ def quantised(theta: np.ndarray, levels: int, block: int = 128) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Honest:
-    """Rollouts of a peer that computes what it should, in its own way, and how the validator computes.
+    """Rollouts of an honest peer that computes in its own way, and the validator's way to compute.
 
-    precision: of the products of both, or "mixed".  spent_s: processor time of generating; None where another did it.
-    validator: options of `benchmarks.detection.judge`.
+    precision: the precision of the products of both, or "mixed".  spent_s: the processor time of generating; None if another
+    variant generated the rollouts.  validator: the options of `benchmarks.detection.judge`.
     """
 
     name: str
@@ -229,7 +235,7 @@ class Honest:
 
 
 def honest(run: Run, count: int) -> Iterator[Honest]:
-    """Each variant with `count` rollouts."""
+    """Yield each variant with `count` rollouts."""
     made: dict[str, list[Rollout]] = {}
     for name, precision, options in (
         ("as the reference", "float32", {}),
@@ -249,7 +255,7 @@ def honest(run: Run, count: int) -> Iterator[Honest]:
 
 @torch.no_grad()
 def with_proofs_of(run: Run, rollouts: list[Rollout]) -> list[Rollout]:
-    """Proofs that the model itself makes of what somebody may have written, from rows that are padded at their ends."""
+    """Return the rollouts with proofs that the model makes of them, in rows that are padded at their ends."""
     model, proven = Decoder(run.config, CPU, torch.from_numpy(run.theta)), []
     at_once = max(1, TOKENS_AT_ONCE // (run.length + PROMPT_TOKENS))
     for some in (rollouts[start : start + at_once] for start in range(0, len(rollouts), at_once)):
@@ -262,14 +268,14 @@ def with_proofs_of(run: Run, rollouts: list[Rollout]) -> list[Rollout]:
 
 
 def coarse_cheats(run: Run, count: int) -> Iterator[tuple[str, list[Rollout]]]:
-    """Those that a run in which everybody computes in bf16 could hide."""
+    """Yield the cheats that could remain hidden in a run in which everybody computes in bf16."""
     for name, levels in (("int8", 127), ("int4", 7)):
         peer = Peer(run, quantised(run.theta, levels), dtype=torch.bfloat16)
         yield f"weights rounded to {name}, all in bf16", peer.rollouts(count)
 
 
 def cheats(run: Run, count: int) -> Iterator[tuple[str, list[Rollout]]]:
-    """The rollouts of dishonest peers whose outputs end by themselves."""
+    """Yield the rollouts of dishonest peers whose outputs end by themselves."""
     true = Peer(run)
     good = true.rollouts(count)
 
@@ -301,7 +307,7 @@ def cheats(run: Run, count: int) -> Iterator[tuple[str, list[Rollout]]]:
 
 
 def _smaller(run: Run) -> Peer:
-    """A peer with a model without the last layer."""
+    """Return a peer with a model without the last layer."""
     config, theta = run.config, run.theta
     last = f"layers.{config.layers - 1}."
     kept = [place for place in parameter_layout(config) if last not in place.name]
@@ -310,13 +316,13 @@ def _smaller(run: Run) -> Peer:
 
 
 def worth(rollout: Rollout) -> float:
-    """Its reward."""
+    """Return the reward of a rollout."""
     problem = Numbers().problem(rollout.problem)
     return Numbers().score(problem, read_turns(Numbers(), problem, rollout.output, rollout.made, TOKENIZER))
 
 
 def _solved(rollout: Rollout) -> Rollout:
-    """With the last half of the output replaced by what is worth most."""
+    """Replace the last half of the output with the most rewarded letter."""
     half = len(rollout.output) // 2
     return replace(rollout, output=rollout.output[:half] + (ord("a"),) * (len(rollout.output) - half))
 

@@ -1,24 +1,25 @@
-"""Does low-communication training cost loss?  DiLoCo against data-parallel at equal tokens, on the program's own text.
+"""Loss of low-communication training: DiLoCo against data-parallel at equal tokens, on the program's own text.
 
-Runs in this process with the trainer's own worker, the real codec, reduction and outer step; only the network is left
-out.  Every run of a seed starts from the same parameters, trained four-way data-parallel before, and goes on at a constant
-rate.  All runs read the same windows: in step s, member k reads what it reads there whatever H is.  Data-parallel means
-one model that averages the members' gradients in every step; one peer alone is data-parallel with one member.
+Runs in this process with the trainer's own worker, the real codec, reduction and outer step; only the network is left out.
+Every run of a seed starts from the same parameters, which were trained four-way data-parallel, and continues at a constant
+rate.  All runs read the same windows: in step s, member k reads the same window for every H.  Data-parallel means one model
+that averages the members' gradients in every step; one peer alone is data-parallel with one member.
 
-A run has 600 steps, and at least 20 rounds, 8 if H is 300 or more: from a momentum of zero, fewer say more about the start
-than about the recipe.  With several inner rates (`--rates`), each side has for each H the rate that is best with four
-members on the first seed.  Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and fall to 1 again,
-once or more often in the run; who leaves takes its Adam moments along, and who joins has none.
+A run has 600 steps, and at least 20 rounds, or 8 if H is 300 or more: starting from a momentum of zero, fewer rounds say
+more about the start than about the recipe.  With several inner rates (`--rates`), each side has for each H the rate that is
+best with four members on the first seed.  Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and
+fall to 1 again, once or more often in the run; a member that leaves takes its Adam moments along, and a member that joins
+has none.
 
-The bars, for every row: at most 0.5 % above data-parallel (mean over the seeds), and never worse than one peer alone.
-One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished runs in a file, so that an
-interrupted table goes on where it was.
+The bars, for every row: at most 0.5 % above data-parallel (mean over the seeds), and never worse than one peer alone.  With
+one thread and fixed seeds, the same machine gives the same table.  `--save` keeps finished runs in a file, so that an
+interrupted table continues from there.
 
     python -m benchmarks.diloco [--save FILE] [--json] [--quick] [--outer auto] [--codec int4] [--seeds 0,1,2]
         [--inner-steps 10,30,100,300,500] [--rates 1e-3] [--aggregation mean]
 
-"bytes" is how many times more data-parallel training in fp32 sends: twice the parameters in every step, while members send
-a contribution and a result in H steps, both times (N - 1) / N.
+"bytes" is the ratio of the bytes of data-parallel training in fp32 to the bytes of members.  Data-parallel training sends
+twice the parameters in every step; members send a contribution and a result in H steps; both times (N - 1) / N.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ TUNED_MEMBERS = 4
 
 
 class Progress:
-    """Finished runs, one JSON line each, in a file if one is named.  A run of another outer step than today's is not one."""
+    """Finished runs, one JSON line each, in a file if one is named.  Only runs of today's outer step count."""
 
     def __init__(self, settings: Settings, path: Path | None) -> None:
         self._settings, self._path = asdict(settings), path
@@ -99,7 +100,7 @@ class Row:
 
     @property
     def excess(self) -> list[float]:
-        """Over data-parallel, in percent of the loss."""
+        """The loss over data-parallel, in percent of the loss."""
         return percent(self.diloco, self.data_parallel)
 
     @property
@@ -108,7 +109,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether both bars hold.  One member is one peer alone, less the codec's rounding."""
+        """True if both bars hold.  One member equals one peer alone, except for the codec's rounding."""
         return statistics.fmean(self.excess) <= BAR_PERCENT and (self.members == 1 or max(self.over_alone) <= 0)
 
     def as_json(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def percent(losses: Sequence[float], base: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a table is made of."""
+    """Contents of a table."""
 
     settings: Settings
     seeds: Sequence[int]
@@ -144,18 +145,21 @@ class Plan:
     aggregation: Rule = "mean"
 
     def tuning(self, inner_steps: int, *, apart: bool) -> list[Case]:
-        """The runs from which a side's inner rate is chosen."""
+        """Return the runs from which a side's inner rate is chosen."""
         if len(self.rates) == 1:
             return []
         case = self._apart if apart else self._together
         return [case(self.seeds[0], TUNED_MEMBERS, inner_steps, rate) for rate in self.rates]
 
     def all_tuning(self) -> list[Case]:
-        """The runs from which all inner rates are chosen."""
+        """Return the runs from which all inner rates are chosen."""
         return [case for length in self.lengths for apart in (False, True) for case in self.tuning(length, apart=apart)]
 
     def cases(self, losses: Losses) -> list[Case]:
-        """All runs, seed after seed, so that a table in the making is of use.  losses: of `all_tuning`."""
+        """Return all runs, seed after seed, so that an unfinished table is already useful.
+
+        losses: the losses of the runs of `all_tuning`.
+        """
         wanted = []
         for seed in self.seeds:
             for members in (1, *self.members):
@@ -166,7 +170,7 @@ class Plan:
         return list(dict.fromkeys(wanted))
 
     def baseline(self, losses: Losses, seed: int, members: int, inner_steps: int) -> Case:
-        """The data-parallel run for comparison."""
+        """Return the data-parallel run for comparison."""
         return self._together(seed, members, inner_steps, self._rate(losses, inner_steps, apart=False))
 
     def diloco(self, losses: Losses, seed: int, members: int, inner_steps: int) -> Case:
@@ -188,7 +192,7 @@ class Plan:
         return Case(seed, members, steps, inner_steps, self.outer, self.exchange, rate, self.aggregation)
 
     def _together(self, seed: int, members: int, inner_steps: int, rate: float) -> Case:
-        """Who comes and goes does so between rounds; others share one run for all H."""
+        """Return the data-parallel case.  Only in a wave it depends on H, because members come and go between rounds."""
         if members == WAVE:
             return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps, rate=rate)
         steps = tuple(sorted({self.settings.steps_of(length) for length in self.lengths}))
@@ -243,7 +247,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def complete(cases: Sequence[Case], progress: Progress, bench: Bench) -> None:
-    """Do the runs that are not done."""
+    """Do the unfinished runs."""
     began = time.monotonic()
     for number, case in enumerate(cases, 1):
         if case not in progress.losses:

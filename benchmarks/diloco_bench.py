@@ -1,4 +1,4 @@
-"""Training as members of a swarm do, and data-parallel, from a common warm start: what `benchmarks.diloco` compares."""
+"""Training apart, as in a swarm, and data-parallel training, from a common warm start, for `benchmarks.diloco`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one table.  Runs of other settings do not compare.  Steps are inner steps of every member."""
+    """Settings of one table.  Runs with other settings are not comparable.  Steps are inner steps of every member."""
 
     steps: int = 600
     rounds: int = 20
@@ -75,11 +75,11 @@ class Settings:
     """More than a peer spends on it: differences of tenths of a percent must show."""
 
     def steps_of(self, inner_steps: int) -> int:
-        """Steps of a run with H = `inner_steps`: whole rounds."""
+        """Return the steps of a run with H = `inner_steps`: whole rounds."""
         return max(self.steps // inner_steps, self.rounds if inner_steps < LONG else self.long_rounds) * inner_steps
 
     def config(self, seed: int, rate: float) -> TrainingConfig:
-        """One round as long as the longest run."""
+        """Return a configuration with one round as long as the longest run."""
         inner = InnerConfig(
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
             warmup_steps=30, cooldown=0.0, joiner_warmup_steps=10,
@@ -103,9 +103,12 @@ QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_token
 
 @dataclass(frozen=True)
 class Case:
-    """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
-    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: as in `codec_of`, or fp32.  rate: of the
-    inner optimiser.  aggregation: the rule, unless the exchange is in fp32."""
+    """One run.
+
+    members: their number, or `WAVE`.  steps: the steps after which the held-out loss is measured.  inner_steps: H; 0 if it
+    makes no difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: the codec as in `codec_of`, or
+    fp32.  rate: the rate of the inner optimiser.  aggregation: the rule, unless the exchange is in fp32.
+    """
 
     seed: int
     members: int
@@ -126,7 +129,7 @@ def row_name(members: int) -> str:
 
 
 def size_in(members: int, round_number: int, rounds: int) -> int:
-    """Members in a round of a run of `rounds` rounds."""
+    """Return the number of members in a round of a run of `rounds` rounds."""
     if members != WAVE:
         return members
     length = min(WAVE_ROUNDS, rounds)
@@ -136,7 +139,7 @@ def size_in(members: int, round_number: int, rounds: int) -> int:
 
 
 def codec_of(exchange: str) -> Codec:
-    """A codec of the ladder by its name, or CONTRIBUTION[:FEEDBACK]/RESULT with the names of formats, as in int4:1/int8.
+    """Return a codec of the ladder by its name, or CONTRIBUTION[:FEEDBACK]/RESULT with formats, as in int4:1/int8.
 
     Raises ValueError.
     """
@@ -154,7 +157,7 @@ def layouts_for(parameters: int, exchange: str = CODEC, chunk: int = CHUNK) -> L
 
 
 def rule_named(name: str, exchange: str = CODEC) -> OuterRule:
-    """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
+    """Return the rule "auto", or "RATE/MOMENTUM" for any members; raises ValueError."""
     if name == "auto":
         codec = codec_of(CODEC if exchange == FP32 else exchange)
         return lambda tokens, inner_steps, agreement: automatic(tokens, inner_steps, codec, agreement)
@@ -166,7 +169,7 @@ def rule_named(name: str, exchange: str = CODEC) -> OuterRule:
 
 
 def rows_of(member: Worker, number: int, step: int) -> tuple[int, int]:
-    """The rows that a member reads in a step of the swarm; they do not depend on H."""
+    """Return the rows that a member reads in a step of the swarm; they do not depend on H."""
     count = member.config.data.sequences_per_step
     first = (step * MOST + number) * count
     return first, first + count
@@ -186,7 +189,7 @@ class Bench:
         return self.member(0).evaluate(theta, self.settings.evaluation_tokens)
 
     def start(self, seed: int) -> F32:
-        """The parameters from which all runs of a seed start."""
+        """Return the parameters from which all runs of a seed start."""
         if seed not in self._starts:
             member = self.member(seed, WARM_RATE)
             theta = np.empty(member.config.model.parameters, dtype=np.float32)
@@ -195,7 +198,7 @@ class Bench:
         return self._starts[seed]
 
     def run(self, case: Case) -> list[float]:
-        """The held-out losses after the case's steps."""
+        """Return the held-out losses after the case's steps."""
         begin, last = self.settings.warm_steps, case.steps[-1]
         if case.outer:
             states = self.diloco(case, last // case.inner_steps)
@@ -213,7 +216,7 @@ class Bench:
         return losses
 
     def diloco(self, case: Case, rounds: int) -> Iterator[F32]:
-        """Train members apart and take the outer step after every round; yields the outer parameters after each."""
+        """Train members apart and take the outer step after every round; yield the outer parameters after each."""
         rule, theta = rule_named(case.outer, case.exchange), self.start(case.seed).copy()
         layouts = None if case.exchange == FP32 else layouts_for(len(theta), case.exchange)
         momentum, scratch = np.zeros_like(theta), bytearray(layouts_for(len(theta)).contribution.payload_bytes)
@@ -240,7 +243,7 @@ class Bench:
 
 
 def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int], int]) -> F32:
-    """Train one model on the windows of all `size(step)` members; the parameters at the end."""
+    """Train one model on the windows of all `size(step)` members; return the parameters at the end."""
     member.work.load(theta)
     for step in steps:
         rows = Rows.joined([member.batch(range(*rows_of(member, number, step))) for number in range(size(step))])
@@ -251,7 +254,7 @@ def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int]
 def apply_mean_in_fp32(
     theta: F32, momentum: F32, differences: Sequence[F32], rule: Callable[[Fraction], OuterStep], chunk: int = CHUNK
 ) -> None:
-    """One round's exchange and outer step without a codec; the members agree as in the median chunk."""
+    """Apply one round's exchange and outer step without a codec; the members agree as in the median chunk."""
     mean = np.asarray(np.stack(differences).mean(axis=0), dtype=np.float32)
     each = []
     for start in range(0, mean.size, chunk):
@@ -262,7 +265,7 @@ def apply_mean_in_fp32(
 
 
 def encoded_with(layouts: Layouts, difference: F32, residual: F32) -> bytearray:
-    """A contribution; its codec may replace the residual."""
+    """Return an encoded contribution; its codec may replace the residual."""
     layout = layouts.contribution
     out = layout.zeros()
     for span in layout:
@@ -280,7 +283,7 @@ def apply_mean(
     rule: Callable[[Fraction], OuterStep],
     aggregation: Rule = "mean",
 ) -> None:
-    """One round's exchange and outer step, with the real codec."""
+    """Apply one round's exchange and outer step, with the real codec."""
     whole = memoryview(bytearray(layouts.result.payload_bytes))
     for span, averaged in zip(layouts.contribution, layouts.result, strict=True):
         parts = [memoryview(data)[span.encoded] for data in encoded]

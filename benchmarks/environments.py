@@ -1,8 +1,8 @@
-"""How fast does a byte-level model learn the built-in tasks from their own examples, and what is its solve rate then?
+"""Speed of learning the built-in tasks from their own examples with a byte-level model, and its solve rate afterwards.
 
 For each task a model of about 0.6 million parameters is trained on the task's examples, each problem once, and plays fresh
-problems greedily: turns end with the end token, replies come from the environment.  Between "never" and "always" there
-must be a place to begin reinforcement learning from.  One thread; the last column is processor time.
+problems greedily: turns end with the end token, and replies come from the environment.  Reinforcement learning can begin
+only from a solve rate between "never" and "always".  One thread; the last column is processor time.
 
     python -m benchmarks.environments [--tasks reverse,add] [--steps 150,300,600] [--json]
 """
@@ -53,7 +53,7 @@ BYTES = ByteTokenizer()
 
 
 def batch(environment: Environment, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples from `first` on: tokens (B, T) and, (B, T - 1), which of the predicted ones are the model's to write."""
+    """Return examples from `first` on: tokens (B, T), and a mask (B, T - 1) of the predictions that the model must make."""
     examples = [example_tokens(environment, first + number, BYTES) for number in range(BATCH)]
     length = max(len(example.prompt) + len(example.output) for example in examples)
     tokens, mask = np.zeros((BATCH, length), dtype=np.int64), np.zeros((BATCH, length), dtype=bool)
@@ -74,7 +74,7 @@ def train(model: Decoder, optimiser: AdamW, environment: Environment, steps: ran
 
 @torch.no_grad()
 def solve_rate(model: Decoder, environment: Environment) -> float:
-    """Share of the reward on the environment's last problems, which no example was made of."""
+    """Return the share of the reward on the environment's last problems, from which no example was made."""
     problems = [environment.problem(environment.size - 1 - number) for number in range(PLAYED)]
     texts = [BYTES.encode(problem.prompt) for problem in problems]
     turns: list[list[str]] = [[] for _ in problems]
@@ -97,7 +97,7 @@ def solve_rate(model: Decoder, environment: Environment) -> float:
 
 
 def next_tokens(model: Decoder, texts: Sequence[Sequence[int]]) -> list[int]:
-    """The most likely token after each text.  Texts are padded at their end, which causal attention does not see."""
+    """Return the most likely token after each text.  Texts are padded at their end, which causal attention does not see."""
     tokens = np.zeros((len(texts), max(map(len, texts))), dtype=np.int64)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
@@ -107,7 +107,7 @@ def next_tokens(model: Decoder, texts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def learn(name: str, marks: Sequence[int]) -> tuple[list[float], float]:
-    """Solve rates at these numbers of steps, and processor seconds for all of it."""
+    """Return the solve rates at these numbers of steps, and the processor seconds for all of it."""
     began = time.process_time()
     environment = open_environment(name)
     model = Decoder(MODEL, torch.device("cpu"))

@@ -1,15 +1,15 @@
-"""How long an exchange takes on this computer, and what bounds it: `python -m benchmarks.exchange`.
+"""Time of an exchange on this computer, and its bounds: `python -m benchmarks.exchange`.
 
-N real processes with real sockets on loopback average a contribution of int4 codes, as peers do.  In the same run the
-same processes
+N real processes with real sockets on loopback average a contribution of int4 codes, as peers do.  In the same run the same
+processes
 
 * push the same number of bytes to each other without averaging anything: the limit of the wire here
   (each peer 2 (N - 1)/N of the payload up, and as much down);
 * average the same tensors as fp32 with gloo's all-reduce, unencrypted;
-* and, with --hivemind-python, by an interpreter that has hivemind 1.1.12, with its averager.
+* and, with --hivemind-python, average with hivemind 1.1.12, in an interpreter that has it.
 
 Prints a table; asserts nothing about time.  Each figure is the median over the repetitions of the slowest peer.  With
---parts, also where the processor's time of an exchange goes (`benchmarks.exchange_parts`).
+--parts it also prints the parts of an exchange's processor time (`benchmarks.exchange_parts`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kernels.layout import chunk_layouts
 
 @dataclass
 class Member:
-    """One process of the benchmark, spoken to in JSON lines."""
+    """One process of the benchmark, which speaks JSON lines."""
 
     process: subprocess.Popen[str]
 
@@ -58,7 +58,7 @@ class Swarm:
         self.ask(peers=self.introductions)
 
     def ask(self, **words: Any) -> list[dict[str, Any]]:
-        """Say the same to all; their answers, in order."""
+        """Send one command to all, and return their answers, in order."""
         for member in self.members:
             member.say(**words)
         return [member.hear() for member in self.members]
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _show_parts(arguments: argparse.Namespace, ours: dict[str, Any]) -> dict[str, float]:
-    """Where the processor's time goes, beside what pushing the same bytes takes; returns seconds of one peer."""
+    """Print the parts of the processor time, beside a bare push of the same bytes; return the seconds of one peer."""
     total = ours["exchange cpu"]
     seconds = dict(parts(arguments.peers, int(arguments.parameters), arguments.chunk, arguments.rule))
     rows = {**seconds, "the rest": total - sum(seconds.values())}
@@ -136,7 +136,7 @@ def _show_parts(arguments: argparse.Namespace, ours: dict[str, Any]) -> dict[str
 
 
 def exchange(peers: int, parameters: int, chunk: int, repeat: int, rule: Rule) -> dict[str, Any]:
-    """Times of exchange and bare wire, wire bytes per parameter and peer, peak extra memory, equality."""
+    """Return times of exchange and bare wire, wire bytes per parameter and peer, peak extra memory, and equality."""
     swarm = Swarm([start(member_command(parameters, chunk, rule)) for _ in range(peers)])
     times: dict[str, list[float]] = {"exchange": [], "wire": []}
     work: dict[str, list[float]] = {"exchange": [], "wire": []}
@@ -157,7 +157,7 @@ def exchange(peers: int, parameters: int, chunk: int, repeat: int, rule: Rule) -
 
 
 def others(command: list[str], peers: int, parameters: int, repeat: int) -> float:
-    """Median over the repetitions of the slowest member's time of another library's averaging."""
+    """Return the median over the repetitions of the slowest member's time with another library."""
     port = 29500 + int(time.time()) % 1000
     members: list[Member] = []
     first: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""One peer of `benchmarks.exchange`: obeys JSON lines on standard input."""
+"""One peer of `benchmarks.exchange`, which obeys JSON lines on standard input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BARE = b"bare"
 
 
 class Peer(ExchangePeer):
-    """One that also takes pushes of nothing but bytes, and remembers whom it lost when."""
+    """A peer that also takes bare pushes of bytes, and remembers the times at which it lost members."""
 
     def __init__(self, parameters: int, chunk: int, rule: Rule) -> None:
         super().__init__(parameters, chunk, rule)
@@ -47,7 +47,7 @@ class Peer(ExchangePeer):
             self.lost.append(trio.current_time())
 
     def without(self) -> dict[str, int]:
-        """How many chunks of the result lack the part of each member."""
+        """Return for each member the number of chunks of the result that lack its part."""
         if self.exchange is None:
             return {}
         members = self.exchange.machine.members
@@ -55,7 +55,7 @@ class Peer(ExchangePeer):
         return {peer: sum(index not in mask for mask in masks) for index, peer in enumerate(members)}
 
     async def push_bare(self, network: Libp2pNetwork, peers: list[PeerId]) -> None:
-        """As many bytes as an exchange sends: a part and a result of the payload's N-th to everybody."""
+        """Push as many bytes as an exchange sends: to each peer a part and a result, each an N-th of the payload."""
         async with trio.open_nursery() as nursery:
             for peer in peers:
                 nursery.start_soon(self._push_to, network, peer, self.layouts.exchanged_bytes // (len(peers) + 1))
@@ -68,7 +68,7 @@ class Peer(ExchangePeer):
 
 
 def introductions(members: Sequence[dict[str, Any]]) -> list[Introduction]:
-    """As they were told in JSON."""
+    """Return the introductions that were given in JSON."""
     return [
         Introduction(PeerId(member["peer"]), Hash(bytes.fromhex(member["root"])), member.get("bytes_per_s", 0.0))
         for member in members

@@ -1,7 +1,7 @@
-"""Where the processor's time of an exchange goes: the work that it cannot do without, each kind measured alone.
+"""Parts of the processor time of an exchange: each kind of necessary work, measured alone.
 
-One core, the same sizes as in the exchange, memory that was used before.  What the parts leave of an exchange's processor
-time is the rest: the event loop, Python, memory that is not in the cache, and waiting for the other core's cache lines.
+One core, the same sizes as in the exchange, memory that was used before.  The rest of an exchange's processor time is the
+event loop, Python, memory that is not in the cache, and waiting for the other core's cache lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SENT_BYTES = 256 << 20
 
 
 def parts(peers: int, parameters: int, chunk: int, rule: Rule) -> Iterator[tuple[str, float]]:
-    """What it is, and processor seconds of one peer in one exchange, at both ends of its connections."""
+    """Yield each part's name and its processor seconds of one peer in one exchange, at both ends of its connections."""
     codec, layout, _ = chunk_layouts(LADDER[CODEC], parameters, chunk)
     payload, share = layout.payload_bytes, (peers - 1) / peers
     cipher, nonce, plain = AESGCM(bytes(32)), bytes(12), bytearray(FRAME_BYTES)
@@ -49,7 +49,7 @@ def parts(peers: int, parameters: int, chunk: int, rule: Rule) -> Iterator[tuple
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Processor seconds of doing it once, the median of some times."""
+    """Return the processor seconds of doing the work once, the median of several times."""
     work()
     times = []
     for _ in range(TIMES):
@@ -62,7 +62,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _socket_seconds_per_byte() -> float:
-    """Processor seconds of both ends for a byte over loopback, in frames."""
+    """Return the processor seconds of both ends for a byte over loopback, in frames."""
     one, other = _connected()
     data, into = bytes(FRAME_BYTES), bytearray(FRAME_BYTES)
 

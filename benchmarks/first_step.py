@@ -1,6 +1,6 @@
-"""From the command to the first training step, with real peers: `python -m benchmarks.first_step`.
+"""Time from the command to the first training step, with real peers: `python -m benchmarks.first_step`.
 
-Starts a demo swarm on this computer, ends it when every peer has done its first inner step, and prints, for each peer, the
+Starts a demo swarm on this computer and ends it when every peer has done its first inner step.  It prints for each peer the
 seconds after the start at which the trainer was ready, training began and the first step was done, and the CPU seconds that
 peer and trainer had used by then, which other work on the computer changes little.  Without `--run` the model has 99 M
 parameters.  It loads all cores for as long as it takes.
@@ -38,11 +38,11 @@ PATIENCE_S = 3600.0
 
 
 class _AllHaveStepped(Exception):
-    """What was to be measured has happened."""
+    """Raised when every peer has done its first step."""
 
 
 def milestones(log: str, started: float) -> dict[str, float]:
-    """Seconds after `started` (wall clock) at which the peer with this log of JSON lines came to each milestone."""
+    """Return the seconds after `started` (wall clock) of each milestone in a peer's log of JSON lines."""
     reached: dict[str, float] = {}
     for line in log.splitlines():
         try:
@@ -68,7 +68,7 @@ def _milestone(event: dict[str, Any]) -> str:
 
 
 def measure(peers: int, run_file: Path) -> dict[str, Any]:
-    """One start of `peers` peers."""
+    """Measure one start of `peers` peers."""
     play = training_play(peers, 1, run_file)
     with Demo(play, keep=False, patience_s=PATIENCE_S) as demo:
         started, used = time.time(), dict[str, float]()
@@ -91,7 +91,7 @@ def measure(peers: int, run_file: Path) -> dict[str, Any]:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds that a process and its children have used."""
+    """Return the CPU seconds that a process and its children have used."""
     peer = psutil.Process(pid)
     times = [process.cpu_times() for process in (peer, *peer.children(recursive=True))]
     return sum(float(each.user + each.system) for each in times)

@@ -52,7 +52,7 @@ def requests(config: ModelConfig, count: int, lengths: Callable[[int], int]) -> 
 
 @torch.no_grad()
 def naive(config: ModelConfig, flat: torch.Tensor, device: torch.device, wanted: list[Request]) -> int:
-    """Tokens made."""
+    """Return the number of tokens made without a cache."""
     model = Decoder(config, device, flat.to(device))
     tokens = torch.tensor([request.prompt for request in wanted], device=device)
     keys = torch.tensor([request.key for request in wanted], device=device)
@@ -64,12 +64,12 @@ def naive(config: ModelConfig, flat: torch.Tensor, device: torch.device, wanted:
 
 
 def by_engine(engine: Engine, wanted: list[Request]) -> int:
-    """Tokens made."""
+    """Return the number of tokens made by the engine."""
     return sum(len(completion.output) for completion in complete(engine, wanted))
 
 
 def rates(work: Callable[[], int], repeats: int) -> dict[str, float]:
-    """Tokens for a second, and for a second of processor time."""
+    """Return tokens a second, and tokens a second of processor time."""
     work()
     by_clock, by_processor = [], []
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""One process of the gloo comparison in `benchmarks.exchange`: fp32 all-reduce of as many parameters."""
+"""One process of the gloo comparison in `benchmarks.exchange`: all-reduce in fp32 of the same number of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU does for a trainer: `python -m benchmarks.gpu`, part of `make gpu`.
+"""Speed and correctness of a trainer's GPU work: `python -m benchmarks.gpu`, part of `make gpu`.
 
 * bytes: the codecs' kernels give the CPU's bytes, for a difference and for a mean of members.
 * bandwidth: bytes that the kernels read and write in a second, against a copy on the device (bar: 80 %).
@@ -54,7 +54,7 @@ INNER = InnerConfig(
 
 
 def seconds_of(device: torch.device, work: Callable[[], object], repeats: int = 10) -> float:
-    """Median seconds of some work; the first three times warm up."""
+    """Return the median seconds of some work; the first three times warm up."""
     taken = []
     for _ in range(repeats + 3):
         wait_for(device)
@@ -66,7 +66,7 @@ def seconds_of(device: torch.device, work: Callable[[], object], repeats: int = 
 
 
 def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[str, Any]]:
-    """Bytes and bandwidth of the kernels of a codec."""
+    """Measure bytes and bandwidth of the kernels of a codec."""
     from kernels import codec_triton
 
     generator = torch.Generator(device).manual_seed(1)
@@ -110,7 +110,7 @@ def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[s
 
 
 def attention(device: torch.device) -> dict[str, Any]:
-    """Largest difference of one call for all documents from each document alone, in fp32 on the CPU."""
+    """Return the largest difference of one call for all documents from each document alone, in fp32 on the CPU."""
     ids = np.random.default_rng(0).integers(0, 5, (4, 1024)).cumsum(axis=1) // 600
     query, key, value = (
         torch.randn(4, heads, 1024, 64, generator=torch.Generator().manual_seed(seed))
@@ -123,7 +123,7 @@ def attention(device: torch.device) -> dict[str, Any]:
 
 
 def training(name: str, device: torch.device, rows: int) -> dict[str, Any]:
-    """Tokens a second and MFU of a named size; or the reason why it does not fit."""
+    """Return the tokens a second and MFU of a named size, or the reason why it does not fit."""
     config, length = ModelConfig(**sized(name).model.model_dump()), LENGTHS[name]
     torch.cuda.reset_peak_memory_stats(device)
     try:

@@ -1,9 +1,10 @@
-"""Measures what a maker of rollouts gains by computing draws beforehand, and what it takes to have a set of tasks fall out.
+"""Gain of a maker of rollouts that computes draws beforehand, and the work that makes a set of tasks fall out.
 
     python -m benchmarks.grinding [--json]
 
-Real draws (`problems_of`, `lot_of`), a real `Intake`, real `OutcomeCounts`; solve rates are drawn.  A choice is worth what
-it adds to the problems of the maker's own set in a batch of eight, where a tenth of all problems is of two sets.
+The draws (`problems_of`, `lot_of`), the `Intake` and the `OutcomeCounts` are real; solve rates are drawn.  The value of a
+choice is the number of problems of the maker's own set that it adds to a batch of eight; a tenth of all problems is of two
+sets.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ MOST_KNOWN = 512
 
 
 def maker(number: int) -> PeerId:
-    """One of very many keys."""
+    """Return one of very many keys."""
     return PeerId(f"12D3KooW{number:0>44}")
 
 
 def two_sets(percent: int, tasks: int) -> TasksInForce:
-    """Two sets of so many tasks; the first one is the cheat's, or the one that is attacked."""
+    """Return two sets of this number of tasks; the first one is the cheat's, or the attacked one."""
     sets = tuple(
         AdmittedSet(slot=slot, root=bytes([slot]) * 32, size=100, count=tasks, name=f"s{slot}", publisher=PUBLISHER)
         for slot in (1, 2)
@@ -51,7 +52,7 @@ def two_sets(percent: int, tasks: int) -> TasksInForce:
 
 
 def of_set(drawn: tuple[int, ...], tasks: TasksInForce) -> list[int]:
-    """The problems of the first set among these."""
+    """Return the problems of the first set among these."""
     first = first_problem(1)
     return [problem for problem in drawn if first <= problem < first + tasks.sets[0].count]
 
@@ -60,13 +61,13 @@ def of_set(drawn: tuple[int, ...], tasks: TasksInForce) -> list[int]:
 
 
 def own_problems(numbers: Iterator[tuple[PeerId, int]], tasks: TasksInForce) -> dict[str, float]:
-    """Problems of the cheat's own set in these batches: of the mean one, and of the best."""
+    """Return the problems of the cheat's own set in the mean one and the best one of these batches."""
     found = [len(of_set(problems_of(RUN, TIP, peer, number, PROMPTS, 1 << 16, tasks), tasks)) for peer, number in numbers]
     return {"choices": len(found), "mean": sum(found) / len(found), "best": max(found)}
 
 
 def admitted(choices: Iterator[tuple[PeerId, int]], known: frozenset[PeerId]) -> Iterator[tuple[PeerId, int]]:
-    """Those of these batches that a trainer takes when each of them is the first that its maker states."""
+    """Yield those of these batches that a trainer takes if each of them is the first one that its maker states."""
     rl = RlSection(environment="add")
     context = PoolContext(TRAINERS[0], Role.TRAINER, rl)
     intake, before = Intake(context, {}), TipChanged(1, {1: hash_bytes("tip", b"0")}, {}, ())
@@ -80,7 +81,7 @@ def admitted(choices: Iterator[tuple[PeerId, int]], known: frozenset[PeerId]) ->
 
 
 def choices() -> dict[str, Any]:
-    """What each kind of choice gives."""
+    """Return the gain of each kind of choice."""
     tasks, one = two_sets(10, 500), maker(0)
     numbers = [(one, number) for number in range(MAX_BATCHES)]
     mine = [each for each in numbers if trainer_of(lot_of(TIP, *each), TRAINERS) == TRAINERS[0]]
@@ -119,13 +120,13 @@ class Trial:
         self._next: dict[PeerId, tuple[int, ...]] = {}
 
     def drawn(self, peer: PeerId) -> tuple[int, ...]:
-        """The problems of the maker's next batch."""
+        """Return the problems of the maker's next batch."""
         if peer not in self._next:
             self._next[peer] = problems_of(RUN, TIP, peer, self._numbers[peer], PROMPTS, 1 << 16, self.tasks)
         return self._next[peer]
 
     def learn(self, peer: PeerId, solved: Callable[[int], int]) -> None:
-        """A batch of this maker is learned from."""
+        """Learn from a batch of this maker."""
         problems = of_set(self.drawn(peer), self.tasks)
         self._numbers[peer] += 1
         del self._next[peer]
@@ -133,18 +134,18 @@ class Trial:
         self.counting.note_tried([Tried(problem, GROUP, solved(problem)) for problem in problems], [peer], self._roots)
 
     def solve(self, problem: int) -> int:
-        """Right answers of an honest group to a good task."""
+        """Return the number of right answers of an honest group to a good task."""
         rate = self._rates[problem - first_problem(1)]
         return sum(self.random.random() < rate for _ in range(GROUP))
 
     @property
     def fell(self) -> bool:
-        """Whether the first set falls out."""
+        """True if the first set falls out."""
         return bool((self.counting.against(self.tasks) or 0) & 1)
 
 
 def honest_batches(percent: int, count: int, broken: float) -> int | None:
-    """Batches of honest makers until a set falls out of which this share can never be solved; None if it stays."""
+    """Return the batches of honest makers until a set falls out of which this share is unsolvable; None if it stays."""
     trial = Trial(two_sets(percent, count), 16)
     dead = {first_problem(1) + task for task in range(count) if trial.random.random() < broken}
     for number in range(1, 10_001):
@@ -155,10 +156,10 @@ def honest_batches(percent: int, count: int, broken: float) -> int | None:
 
 
 def attacked(percent: int, count: int, share: float, keys: int) -> int | None:
-    """Batches until a good set falls out for a trainer; None if it stays.
+    """Return the batches until a good set falls out for a trainer; None if it stays.
 
-    Cheats with so many keys of a clean history make this share of the batches, solve nothing, and make of their keys' next
-    batches the one that hits the tasks hit most.
+    Cheats with this number of keys of a clean history make this share of the batches and solve nothing.  Of their keys' next
+    batches they make the one that hits the most-hit tasks.
     """
     trial = Trial(two_sets(percent, count), 16)
     cheats = [maker(1000 + number) for number in range(keys)]
@@ -178,7 +179,7 @@ def _worth(trial: Trial, peer: PeerId) -> tuple[int, float]:
 
 
 def falling_out() -> dict[str, Any]:
-    """How many batches each takes."""
+    """Return the number of batches of each kind of falling out."""
     return {
         "broken": {
             f"{percent} % of problems, {count} tasks, {round(100 * broken)} % never solved": honest_batches(

@@ -1,6 +1,7 @@
-"""One process of the hivemind comparison in `benchmarks.exchange`.  Run by an interpreter that has hivemind 1.1.12.
+"""One process of the hivemind comparison in `benchmarks.exchange`, run by an interpreter that has hivemind 1.1.12.
 
-fp32: its uint8 quantisation fails with current torch.  Two threads of its own do its reductions.
+It averages in fp32, because hivemind's uint8 quantisation fails with current torch.  Two threads of its own do its
+reductions.
 """
 
 from __future__ import annotations

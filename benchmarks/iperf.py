@@ -1,4 +1,4 @@
-"""What iperf3 needs for the bytes of an exchange on the same emulated lines: everybody sends to everybody at once."""
+"""Measurement with iperf3 of an exchange's bytes on the same emulated lines: everybody sends to everybody at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ PORT = 5300
 
 
 def why_not() -> str:
-    """Why it cannot be run here; empty when it can."""
+    """Return the reason why it cannot run here; an empty text if it can."""
     return "" if shutil.which("iperf3") else "the program iperf3 is missing; install iperf3"
 
 
 def all_to_all(links: Links, peers: int, bytes_per_pair: int, congestion: str, flows: int = 1) -> float:
-    """Seconds until the last of all pairs has its bytes.  congestion: bbr or cubic.  flows: TCP connections a pair."""
+    """Return the seconds until the last of all pairs has its bytes.
+
+    congestion: bbr or cubic.  flows: the TCP connections of a pair.
+    """
     servers = [
         subprocess.Popen(
             [*links.place(peer), "iperf3", "-s", "-1", "-p", str(PORT + sender)],

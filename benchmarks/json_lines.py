@@ -1,4 +1,4 @@
-"""How a process of a benchmark speaks with the one that started it: a JSON object a line."""
+"""Dialogue of a benchmark's process with the process that started it: one JSON object a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a codec with fewer bits cost?  The loss with each codec of the ladder, over that of an exchange in fp32.
+"""Cost of codecs with fewer bits: the loss with each codec of the ladder, over the loss of an exchange in fp32.
 
 Members train apart as in `benchmarks.diloco`, from the same warm start and on the same text, with the program's own codecs,
 error feedback, averages and outer step; only the network is left out.  The fp32 exchange has the outer step of the dense
@@ -8,8 +8,8 @@ CONTRIBUTION[:FEEDBACK]/RESULT.
     python -m benchmarks.ladder [--save FILE] [--json] [--quick] [--codecs int8,int4] [--seeds 0,1,2] [--members 4,8]
         [--inner-steps 30,100] [--outer auto]
 
-One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished runs in a file, so that an
-interrupted table goes on where it was.
+With one thread and fixed seeds, the same machine gives the same table.  `--save` keeps finished runs in a file, so that an
+interrupted table continues from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from kernels.codecs.ladder import LADDER
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.  bits: of a contribution and a result, a parameter.  excess: in percent, seed by seed."""
+    """One line of the table.
+
+    bits: the bits of a contribution and a result for each parameter.  excess: the excess loss in percent, seed by seed.
+    """
 
     codec: str
     members: int
@@ -55,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What is measured.  outer: of the codecs; the fp32 exchange has "auto"."""
+    """Cases to measure.  outer: the outer step of the codecs; the fp32 exchange has "auto"."""
 
     settings: Settings
     seeds: Sequence[int]
@@ -69,7 +72,7 @@ class Table:
         return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps, outer, exchange)
 
     def cases(self) -> Iterator[Case]:
-        """All runs, seed after seed, so that a table in the making is of use."""
+        """Yield all runs, seed after seed, so that an unfinished table is already useful."""
         for seed in self.seeds:
             for members in self.members:
                 for length in self.lengths:

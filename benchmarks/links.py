@@ -1,9 +1,9 @@
-"""Emulated links for real processes: a network namespace a peer, all joined by a router that limits, delays and loses.
+"""Emulated links for real processes: a network namespace for each peer, and a router that limits, delays and loses.
 
-Needs root on Linux with iproute2 (`why_not` says what is missing).  Each peer has the address `address(i)`; what it
-sends and what it receives is limited by a token bucket of the kernel (`tbf`).  Where a delay or a loss is asked for, a
-process of this module carries every packet between peers through a TUN device and holds it back or drops it: not every
-kernel has netem.  Everything is inside namespaces made here, so removing them removes all of it.
+Needs root on Linux with iproute2 (`why_not` says what is missing).  Each peer has the address `address(i)`; a token bucket
+of the kernel (`tbf`) limits the rates at which it sends and receives.  If a delay or a loss is asked for, a process of this
+module carries every packet between peers through a TUN device and holds it back or drops it, because not every kernel has
+netem.  Everything is inside namespaces made here, so removing them removes all of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Access:
 
 
 def why_not() -> str:
-    """Why links cannot be emulated here; empty when they can."""
+    """Return the reason why links cannot be emulated here; an empty text if they can."""
     return namespaces.why_not("tc")
 
 
@@ -60,7 +60,10 @@ class Links:
     """A context manager; while it is open, `start` runs a program on a peer's computer."""
 
     def __init__(self, lines: Sequence[Access], *, delay_s: float = 0.0, loss: float = 0.0, seed: int = 1) -> None:
-        """delay_s: one way, between any two peers.  loss: chance that a packet is lost on its way."""
+        """Prepare the links.
+
+        delay_s: the delay one way, between any two peers.  loss: the chance that a packet is lost on its way.
+        """
         assert 1 <= len(lines) <= 200
         self._lines, self._delay_s, self._loss, self._seed = lines, delay_s, loss, seed
         self._namespaces = Namespaces()
@@ -90,7 +93,7 @@ class Links:
         return subprocess.Popen([*self.place(peer), *command], text=True, **options)
 
     def place(self, peer: int) -> tuple[str, ...]:
-        """Words that, before a command, run it on a peer's computer."""
+        """Return the words that, before a command, run it on a peer's computer."""
         return place(self._peers[peer])
 
     def move(self, peer: int) -> None:
@@ -154,7 +157,7 @@ class Links:
         narrow(self._router, outer, line.down)
 
     def _forward(self) -> None:
-        """Whatever a peer sends goes through the forwarder's device before it is routed on."""
+        """Send all packets of the peers through the forwarder's device before they are routed on."""
         command = [sys.executable, "-m", "benchmarks.links", str(self._delay_s), str(self._loss), str(self._seed)]
         self._forwarder = subprocess.Popen(["ip", "netns", "exec", self._router, *command], stdout=subprocess.PIPE)
         assert self._forwarder.stdout is not None
@@ -168,7 +171,7 @@ class Links:
 
 
 def narrow(name: str, device: str, bits_per_s: float) -> None:
-    """Limit what leaves the namespace `name` by a device."""
+    """Limit the traffic that leaves the namespace `name` by a device."""
     burst = max(LEAST_BURST, bits_per_s / 8 * BURST_S)
     limit = ("rate", f"{bits_per_s:.0f}bit", "burst", f"{burst:.0f}b", "latency", f"{QUEUE_S * 1000:.0f}ms")
     run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", *limit)

@@ -1,8 +1,6 @@
-"""A peer of `benchmarks.broadcast_faults` that lies: it says that it has all of the blob, and gives none of it.
+"""A peer of `benchmarks.broadcast_faults` that lies: it claims to have the whole blob, and gives none of it.
 
-claims    refuses what it is asked for
-stalls    promises it, and sends nothing
-corrupts  sends other bytes
+claims    refuses each request stalls    promises the chunks, and sends nothing corrupts  sends other bytes
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ AGAIN_S = 1.0
 
 
 class Liar(Peer):
-    """asked: chunks that others wanted of it."""
+    """A lying peer.  asked: the number of chunks that others wanted of it."""
 
     def __init__(self, size: int, chunk: int, kind: str) -> None:
         super().__init__(size, chunk)
@@ -55,7 +53,7 @@ class Liar(Peer):
             await self.network.push(peer, header, memoryview(bytes(size)), timeout_s=60.0)
 
     async def lie(self, network: Libp2pNetwork, name: Hash) -> None:
-        """Ask everybody for the blob all the time, so that all ask us, and the origin shows us chunks."""
+        """Ask all peers for the blob all the time, so that all of them ask us, and the origin shows us chunks."""
         async with trio.open_nursery() as self.nursery:
             self.network = network
             while True:

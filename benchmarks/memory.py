@@ -1,10 +1,9 @@
-"""What a run's memory is estimated at, and what a real peer takes: `python -m benchmarks.memory`.
+"""Estimated memory of a run beside a real peer's memory: `python -m benchmarks.memory`.
 
-For each configuration a real `peer join` trains one round alone, from a run file. The peak of the peer is the kernel's own
-(VmHWM). That of its trainer, all ranks together, is sampled (RssAnon and RssFile), without the memory that it shares with
-the peer, which counts there. Two configurations hide the
-processor's instructions for bf16. Prints a table; with --json
-the last line is one object with the trainers' figures, in bytes. Asserts nothing.
+For each configuration a real `peer join` trains one round alone, from a run file.  The peak of the peer is the kernel's own
+(VmHWM).  The peak of its trainer, all ranks together, is sampled (RssAnon and RssFile), without the memory that it shares
+with the peer, which counts there.  Two configurations hide the processor's instructions for bf16.  Prints a table; with
+--json the last line is one object with the trainers' figures, in bytes.  Asserts nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FP32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration.  file: sections of the run file.  options: of `peer join`.  environment: of the peer."""
+    """A configuration.  file: sections of the run file.  options: options of the command.  environment: the variables."""
 
     file: str
     options: tuple[str, ...] = ()
@@ -70,20 +69,20 @@ CASES = {
 
 @dataclass
 class Peak:
-    """Bytes so far."""
+    """Largest numbers of bytes so far."""
 
     peer: int = 0
     trainer: int = 0
 
     def look(self, process: psutil.Process) -> None:
-        """At a running peer and its trainer."""
+        """Look at a running peer and its trainer."""
         self.peer = max(self.peer, resident(process.pid).get("VmHWM", 0))
         ranks = [resident(child.pid) for child in process.children(recursive=True)]
         self.trainer = max(self.trainer, sum(rank.get("RssAnon", 0) + rank.get("RssFile", 0) for rank in ranks))
 
 
 def resident(pid: int) -> dict[str, int]:
-    """What the kernel says of a process's memory, in bytes; nothing of one that is gone."""
+    """Return the kernel's figures of a process's memory, in bytes; an empty map for a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -93,14 +92,14 @@ def resident(pid: int) -> dict[str, int]:
 
 
 def write_pairs(path: Path) -> None:
-    """Some hundred pairs, long enough for the rows of `PREFERENCES`."""
+    """Write some hundred pairs, long enough for the rows of `PREFERENCES`."""
     text = "the quick brown fox jumps over the lazy dog and " * 9
     pairs = ({"prompt": f"{number} {text[:100]}", "chosen": text[:380], "rejected": text[20:390]} for number in range(300))
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
 
 def measure(what: str, case: Case, patience_s: float) -> tuple[int, Need, Peak]:
-    """(parameters, estimate, peak) of one round."""
+    """Return (parameters, estimate, peak) of one round."""
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         file, log = Path(folder) / "run.toml", Path(folder) / "log"
         write_pairs(Path(folder) / PAIRS)
@@ -126,14 +125,14 @@ def measure(what: str, case: Case, patience_s: float) -> tuple[int, Need, Peak]:
 
 
 def setup_of(case: Case) -> TrainerSetup:
-    """How the trainer computes: on this CPU."""
+    """Return the trainer's setup on this CPU."""
     options = dict(zip(case.options[::2], case.options[1::2], strict=True))
     processes, offload = int(options.get("--processes", 1)), options.get("--offload") == "on"
     return TrainerSetup("cpu", processes, multiplies_bf16() and case.environment != FP32, offload)
 
 
 def is_over(log: Path) -> bool:
-    """A round is committed and its state applied."""
+    """Return True if a round is committed and its state applied."""
     return any(event["event"] == "StateApplied" and event["rounds"] >= 1 for event in events(log))
 
 

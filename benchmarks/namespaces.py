@@ -1,6 +1,6 @@
 """Network namespaces of Linux: computers and routers of our own, inside this one.
 
-Needs root on Linux with iproute2 (`why_not` says what is missing).  All that a `Namespaces` makes, it removes.
+Needs root on Linux with iproute2 (`why_not` says what is missing).  A `Namespaces` removes everything that it makes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "miniupnpd": 
 
 
 def why_not(*programs: str) -> str:
-    """Why there can be none here with these programs in them; empty when there can."""
+    """Return the reason why namespaces with these programs cannot be made here; an empty text if they can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces need Linux"
     if os.geteuid() != 0:
@@ -36,14 +36,14 @@ def why_not(*programs: str) -> str:
 
 
 def run(*command: str, given: str | None = None) -> None:
-    """Run a program to its end.  given: its standard input.  Raises OSError with what it says when it fails."""
+    """Run a program to its end.  given: its standard input.  Raises OSError with the program's message if it fails."""
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def place(name: str) -> tuple[str, ...]:
-    """Words that, before a command, run it in the namespace `name`."""
+    """Return the words that, before a command, run it in the namespace `name`."""
     return ("ip", "netns", "exec", name)
 
 
@@ -52,7 +52,7 @@ _NUMBERS = count()
 
 
 class Namespaces:
-    """A context manager: the namespaces that were added to it end with it, or with the program."""
+    """A context manager of namespaces: they end with it, or with the program."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -66,7 +66,7 @@ class Namespaces:
         self.close()
 
     def add(self, label: str) -> str:
-        """A new one, with loopback; its name, which no other set has, nor one of another program."""
+        """Add a namespace with loopback; return its name, which is unique among all sets and programs."""
         name = self._prefix + label
         run("ip", "netns", "add", name)
         self._names.append(name)
@@ -74,13 +74,13 @@ class Namespaces:
         return name
 
     def join(self, near: str, near_device: str, far: str, far_device: str) -> None:
-        """A cable between two of them."""
+        """Connect two namespaces by a cable."""
         run(*"ip link add".split(), near_device, "netns", near, *"type veth peer name".split(), far_device, "netns", far)
         for name, device in ((near, near_device), (far, far_device)):
             run("ip", "-n", name, "link", "set", device, "up")
 
     def close(self) -> None:
-        """Remove all; what runs in them is the caller's to end before."""
+        """Remove all namespaces; the caller must first end the programs in them."""
         atexit.unregister(self.close)
         while self._names:
             subprocess.run(["ip", "netns", "del", self._names.pop()], stderr=subprocess.DEVNULL, check=False)

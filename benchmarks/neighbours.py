@@ -1,9 +1,9 @@
 """Several peers on one computer, started one by one, against the demo: `python -m benchmarks.neighbours --repeat 5`.
 
-Three real `peer join` without any option about threads, as a person types them into three terminals, train the built-in
-run (with --inner-steps, one with fewer steps a round, for a busy computer); before them, in the same repetition, `peer demo`
-trains it with three peers.  A peer's speed is the mean of what it reports at the end of each round, over the rounds that
-all three hold together but the first.
+Three real `peer join` without any option about threads, as a person types them into three terminals, train the built-in run
+(with --inner-steps, a run with fewer steps a round, for a busy computer); before them, in the same repetition, `peer demo`
+trains it with three peers.  A peer's speed is the mean of its reports at the end of each round, over the rounds that all
+three hold together, except the first.
 
 Prints a table, or with --json one object; asserts nothing.
 """
@@ -35,7 +35,11 @@ OWN_THREADS = ("PEER_TRAINER_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 
 @dataclass(frozen=True)
 class Speed:
-    """tokens_per_s: of each peer, while it computes.  round_s: from one commit to the next, None without two."""
+    """Speed of the peers.
+
+    tokens_per_s: the rate of each peer while it computes.  round_s: the seconds from one commit to the next; None without
+    two.
+    """
 
     tokens_per_s: list[float]
     round_s: float | None
@@ -46,7 +50,7 @@ class Speed:
 
 
 def events(log: Path) -> list[dict[str, Any]]:
-    """What a peer has said so far; a line that is not complete yet is left out."""
+    """Return the events of a peer so far; an incomplete line is left out."""
     if not log.exists():
         return []
     lines = log.read_bytes().rpartition(b"\n")[0].splitlines()
@@ -54,12 +58,12 @@ def events(log: Path) -> list[dict[str, Any]]:
 
 
 def whole_rounds(log: Path, peers: int) -> list[dict[str, Any]]:
-    """The commits of rounds with so many members."""
+    """Return the commits of rounds with this number of members."""
     return [event for event in events(log) if event["event"] == "RoundCommitted" and len(event["members"]) == peers]
 
 
 def speed(logs: Sequence[Path]) -> Speed:
-    """Of the peers with these logs; of what they computed so far when they did not come to two rounds together."""
+    """Return the speed of the peers with these logs; without two rounds together, the speed of their steps so far."""
     rates, spans = [], []
     for log in logs:
         commits = whole_rounds(log, len(logs))
@@ -71,7 +75,7 @@ def speed(logs: Sequence[Path]) -> Speed:
 
 
 def demo(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
-    """`peer demo`, to its end."""
+    """Run `peer demo` to its end."""
     with tempfile.TemporaryDirectory(prefix="neighbours-") as folder:
         command = [
             sys.executable,
@@ -93,7 +97,7 @@ def demo(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
 
 
 def neighbours(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
-    """So many `peer join`, until they have held so many rounds together, or for `what.patience`."""
+    """Run `what.peers` peers until they have held enough rounds together, or for `what.patience`."""
     with tempfile.TemporaryDirectory(prefix="neighbours-") as folder, ExitStack() as stack:
         environment = {**environment, "PEER_RUNTIME_DIR": f"{folder}/runtime"}
         run = [str(manifest(Path(folder), what, environment))] if what.inner_steps else []
@@ -108,7 +112,7 @@ def neighbours(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
 
 
 def run_file(folder: Path, what: argparse.Namespace) -> Path:
-    """The built-in run, with other rounds."""
+    """Write the built-in run with a different number of inner steps."""
     path = folder / "run.toml"
     lines = dump(demo_manifest().manifest).splitlines()
     kept = [line for line in lines if not line.startswith(("organiser =", "inner_steps ="))]
@@ -117,7 +121,7 @@ def run_file(folder: Path, what: argparse.Namespace) -> Path:
 
 
 def manifest(folder: Path, what: argparse.Namespace, environment: dict[str, str]) -> Path:
-    """The same, signed by somebody who takes no part."""
+    """Sign the same run with the key of a person who takes no part."""
     path = folder / "run.manifest"
     command = [
         sys.executable,
@@ -136,7 +140,7 @@ def manifest(folder: Path, what: argparse.Namespace, environment: dict[str, str]
 
 
 class joined:  # noqa: N801 - reads as a word in a with statement
-    """A running `peer join`, told to leave at the end."""
+    """Run a `peer join`, and tell it to leave at the end."""
 
     def __init__(self, run: Sequence[str], place: Path, log: Path, environment: dict[str, str]) -> None:
         command = [
@@ -168,7 +172,7 @@ class joined:  # noqa: N801 - reads as a word in a with statement
 
 
 def repetitions(arguments: argparse.Namespace) -> Iterator[tuple[Speed, Speed]]:
-    """(demo, joins), one after the other so that both meet the same other work on the computer."""
+    """Yield (demo, joins), one after the other so that both meet the same other work on the computer."""
     environment = {name: value for name, value in os.environ.items() if name not in OWN_THREADS}
     for _ in range(arguments.repeat):
         first = demo(arguments, environment)

@@ -1,23 +1,23 @@
-"""What do fragments and overlapped rounds cost?  The loss over that of plain rounds, at equal tokens.
+"""Cost of fragments and overlapped rounds: the loss over the loss of plain rounds, at equal tokens.
 
 Members train apart as in `benchmarks.diloco`, from the same warm start, on the same windows and with the trainer's own
 worker, which keeps its parameters from round to round, encodes fragments with its own error feedback, and merges results;
 only the network is left out.  In a plain run a round exchanges the whole state every H steps, and members wait for the
-result.  With F fragments a round exchanges one of them every H / F steps.  With a delay of D the result arrives D steps
-after it was sent, exactly; meanwhile the members go on.  D is at most H / F, so some rows are not possible.
+result.  With F fragments a round exchanges one of them every H / F steps.  With a delay of D the result arrives exactly D
+steps after it was sent; meanwhile the members continue.  D is at most H / F, so some rows are not possible.
 
-Besides four equal members there are those of a wave, as in `benchmarks.diloco`, and three with a slow one, which does half
-as many steps and counts by its tokens.  A member that joins an overlapped run starts when the result of a round arrives,
-and does fewer steps, in its first two rounds.  Rows named "blend" merge as Streaming DiLoCo does (Douillard
-et al. 2025, alpha 0.5) instead of adding what was learned meanwhile to the result ("shift").
+Besides four equal members there are the members of a wave, as in `benchmarks.diloco`, and three members with a slow one,
+which does half as many steps and counts by its tokens.  A member that joins an overlapped run starts when the result of a
+round arrives, and does fewer steps in its first two rounds.  Rows named "blend" merge as Streaming DiLoCo does (Douillard et
+al. 2025, alpha 0.5); the others add to the result the changes that were learned meanwhile ("shift").
 
 Every row is compared with the plain int8 run of the same members and H.  A run ends with its last round, so most fragments
-lack the steps since they were last sent; "exchanged once more" is the loss after another exchange of these.
+lack the steps since they were last sent; "exchanged once more" is the loss after another exchange of these fragments.
 
     python -m benchmarks.overlap [--save FILE] [--json] [--quick] [--seeds 0,1,2] [--inner-steps 40,80] [--only-bars]
 
-One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished runs in a file, so that an
-interrupted table goes on where it was.  The bars, for four equal members and four fragments with shift: at most 0.5 % over
+With one thread and fixed seeds, the same machine gives the same table.  `--save` keeps finished runs in a file, so that an
+interrupted table continues from there.  The bars, for four equal members and four fragments with shift: at most 0.5 % over
 plain rounds, with int4 0.6 %.
 """
 
@@ -70,7 +70,11 @@ NEWCOMER_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """One run.  inner_steps: H.  delay: steps.  members: or `WAVE`.  slow: members that do half as many steps."""
+    """One run.
+
+    inner_steps: H.  delay: a number of steps.  members: their number, or `WAVE`.  slow: the members that do half as many
+    steps.
+    """
 
     seed: int
     inner_steps: int
@@ -95,12 +99,12 @@ class Case:
 
     @property
     def plain(self) -> Case:
-        """The run for comparison."""
+        """The plain run for comparison."""
         return Case(self.seed, self.inner_steps, members=self.members, slow=self.slow)
 
     @property
     def bar(self) -> float | None:
-        """Most percent over the plain run; None without a bar."""
+        """Largest permitted percentage over the plain run; None without a bar."""
         counts = (self.fragments, self.merge, self.members, self.slow) == (BAR_FRAGMENTS, "shift", MEMBERS, 0)
         return BARS_PERCENT[self.codec] if counts else None
 
@@ -112,7 +116,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Losses:
-    """Held-out losses of the shared parameters: at the end, and after another exchange of the fragments not just sent."""
+    """Held-out losses of the shared parameters: at the end, and after one more exchange of the other fragments."""
 
     ended: float
     flushed: float
@@ -123,10 +127,10 @@ class Losses:
 
 @dataclass
 class Member:
-    """A member.
+    """A member of the run.
 
-    apart: rounds that it has yet to begin with the shared parameters, because it has no rows to go on with.  sent: its
-    parameters of the fragment that it has contributed to last.
+    apart: the number of rounds that it has yet to begin with the shared parameters, because it has no rows to continue with.
+    sent: its parameters of the fragment to which it last contributed.
     """
 
     worker: Worker
@@ -135,7 +139,7 @@ class Member:
 
     @property
     def own(self) -> F32:
-        """Its parameters, as they lie in the worker."""
+        """The parameters of the member, as they lie in the worker."""
         return self.worker.model.flat.numpy()
 
 
@@ -221,7 +225,7 @@ def _blend(own: F32, sent: F32, theta: F32) -> None:
 
 
 def losses_of(bench: Bench, case: Case) -> Losses:
-    """Run a case from the start to the end."""
+    """Run a case from the start to the end, and return its losses."""
     run, passes = StreamedRun(bench, case), bench.settings.steps_of(case.inner_steps) // case.inner_steps
     for round in range(passes * case.fragments):
         run.hold(round, size_in(case.members, round // case.fragments, passes))
@@ -255,7 +259,7 @@ class Runs:
 
 
 def wanted(inner_steps: Sequence[int]) -> list[Case]:
-    """The rows of a table, as cases of seed 0, some of them not possible.  Only the first H has all delays."""
+    """Return the rows of a table as cases of seed 0; some are not possible.  Only the first H has all delays."""
     few, four = inner_steps[0], BAR_FRAGMENTS
     grid = [
         Case(0, steps, fragments, delay, codec)
@@ -269,7 +273,7 @@ def wanted(inner_steps: Sequence[int]) -> list[Case]:
 
 
 def with_plain(rows: Sequence[Case], seeds: Sequence[int]) -> list[Case]:
-    """All runs of these rows, seed after seed and rows with a bar first, so that a table in the making is of use."""
+    """Return all runs of these rows, seed after seed, rows with a bar first, so that an unfinished table is useful."""
     possible = sorted((row for row in rows if row.is_possible), key=lambda row: row.bar is None)
     return list(dict.fromkeys(replace(run, seed=seed) for seed in seeds for row in possible for run in (row.plain, row)))
 
@@ -305,7 +309,7 @@ class Row:
 
 
 def row_of(case: Case, losses: Mapping[Case, Losses], seeds: Sequence[int]) -> Row:
-    """Return the line of a case from its runs and the plain ones."""
+    """Return the line of a case from its runs and the plain runs."""
     runs = [replace(case, seed=seed) for seed in seeds]
     plain = [losses[run.plain].ended for run in runs]
     ended, flushed = ([getattr(losses[run], name) for run in runs] for name in ("ended", "flushed"))

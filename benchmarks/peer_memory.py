@@ -1,13 +1,13 @@
 """Memory and time of a peer's passes over the outer state, in memory and in files: `python -m benchmarks.peer_memory`.
 
-For each place of the state, one process with the modules of a real peer does what a peer does in a round, with the same
+For each place of the state, one process with the modules of a real peer does a peer's work of one round, with the same
 classes, on files of the full size: it names the state, commits to a contribution, averages the contributions of two members
 into a result, checks the result and applies it, writes a checkpoint, loads it again, and serves it to others.  The trainer's
 part is played by the same process, before each phase and outside of its time: it writes the first parameters and the
 contribution.  The other member's contribution is our own.
 
-The memory is the kernel's: the sum of RssAnon, RssFile and RssShmem, sampled every 2 ms, and VmHWM for the whole life.  What
-counts in `file` can be taken back by the system at any time; what counts in `shmem` and `anon` cannot, without swap.
+The memory is the kernel's: the sum of RssAnon, RssFile and RssShmem, sampled every 2 ms, and VmHWM for the whole life.  The
+system can take back the memory in `file` at any time, but the memory in `shmem` and `anon` only with swap.
 
 --cold drops the system's cache of the files before each phase, as on a computer whose memory is needed for other things.
 Prints a table; with --json, one object on the last line.  Fails if the digests differ.
@@ -57,7 +57,7 @@ QUICK, REAL = 150_000_000, 1_500_000_000
 
 
 def run_of(parameters: int) -> SignedManifest:
-    """A run whose model has the first number of layers with at least `parameters`."""
+    """Return a run whose model has the first number of layers with at least `parameters`."""
     shape = "dim = 1024\nheads = 16" if parameters < 500_000_000 else "dim = 2048\nheads = 16\nkv_heads = 8"
     for layers in range(1, 1000):
         head = f'name = "peer memory"\nfounders = "anyone"\n[model]\n{shape}\nlayers = {layers}\n'
@@ -88,7 +88,7 @@ class PeerUnderTest:
         self.digests: list[str] = []
 
     def work(self) -> None:
-        """One round, phase by phase."""
+        """Do one round, phase by phase."""
         self._fill_theta()
         with self._phase("name the state"):
             before = self.state.digest()
@@ -174,7 +174,7 @@ class PeerUnderTest:
 
 
 class TimedPhase:
-    """A phase, told at its beginning and its end."""
+    """A phase that prints its beginning and its end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -193,7 +193,7 @@ class TimedPhase:
 
 @dataclass
 class Found:
-    """What one process took: seconds of each phase, and the peak of each kind of memory in it, in bytes."""
+    """Figures of one process: the seconds of each phase, and the peak of each kind of memory in it, in bytes."""
 
     place: StatePlace
     seconds: dict[str, float] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Found:
 
 
 def measure(parameters: int, place: StatePlace, folder: Path, *, cold: bool) -> Found:
-    """In a process of its own."""
+    """Measure in a process of its own."""
     found, over, phase = Found(place), threading.Event(), [""]
     command = [sys.executable, "-m", "benchmarks.peer_memory", "--work", place.value, "--parameters", str(parameters)]
     command += ["--folder", str(folder), *(["--cold"] if cold else [])]

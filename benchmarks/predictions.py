@@ -1,10 +1,10 @@
-"""Predictions of `peer simulate` beside what real peers do: `python -m benchmarks.predictions --json`.
+"""Predictions of `peer simulate` beside real peers: `python -m benchmarks.predictions --json`.
 
-As root.  Real peers on emulated lines (`benchmarks.links`) make rounds in four settings: equal lines, one narrow line, peers
-far from each other that go on training while a fragment is exchanged, and one slow trainer.  Their trainer processes do all
-their work, and each step takes as long as told (`tests.e2e.paced_peer`), as each has a computer of its own in a swarm.  The
-processor is idle for most of the time, so other work beside the measurement changes little.  The same settings are given to
-the simulation.  Bytes are those that leave a peer's line, with all headers.
+Needs root.  Real peers on emulated lines (`benchmarks.links`) make rounds in four settings: equal lines, one narrow line,
+peers far from each other that continue to train while a fragment is exchanged, and one slow trainer.  Their trainer
+processes do all their work, and each step takes a given time (`tests.e2e.paced_peer`), because in a swarm each peer has a
+computer of its own.  The processor is idle for most of the time, so other work beside the measurement changes little.  The
+same settings are given to the simulation.  Bytes are counted on a peer's line, with all headers.
 
     --only NAME ...      some of the settings: equal, narrow, overlapped, uneven
     --rounds N           rounds that count, after the first with all peers and two more
@@ -54,9 +54,10 @@ MBIT = 1e6
 
 @dataclass(frozen=True)
 class Emulated:
-    """One setting.  lines, step_s: of each peer, the seconds of a step.  latency_s: one way.
+    """One setting.
 
-    inner_steps, fragments, delay: as in a run file.
+    lines, step_s: each peer's line, and the seconds of its step.  latency_s: the latency one way.  inner_steps, fragments,
+    delay: the same as in a run file.
     """
 
     name: str
@@ -86,8 +87,8 @@ SETTINGS = (
 class RoundFigures:
     """Figures of the rounds, predicted or measured.
 
-    exchange_s: of the slowest member.  utilisation: share of the time in which trainers had work.  sent_bytes: of a peer, a
-    round.  tokens_per_s: of all members, those that records count.
+    exchange_s: the seconds of the slowest member.  utilisation: the share of the time in which trainers had work.
+    sent_bytes: the bytes of a peer in a round.  tokens_per_s: the tokens of all members that records count.
     """
 
     round_s: float
@@ -123,7 +124,7 @@ def main() -> int:
 
 
 def predict(setting: Emulated, manifest: RunManifest) -> RoundFigures:
-    """What `peer simulate` says of these peers."""
+    """Return the prediction of `peer simulate` for these peers."""
     count = len(setting.lines)
     peers = PlannedPeers(
         speed=manifest.tokens_per_round / manifest.round_steps / np.array(setting.step_s),
@@ -139,7 +140,7 @@ def predict(setting: Emulated, manifest: RunManifest) -> RoundFigures:
 
 
 def measure(setting: Emulated, rounds: int, folder: Path) -> tuple[RunManifest, RoundFigures]:
-    """Let real peers make so many rounds."""
+    """Let real peers make this number of rounds."""
     with Links(setting.lines, delay_s=setting.latency_s) as links, Swarm(folder, setting.run) as swarm:
         printed = swarm.command(
             swarm.place("peer-0"),
@@ -159,7 +160,7 @@ def measure(setting: Emulated, rounds: int, folder: Path) -> tuple[RunManifest, 
 
 
 def _whole(peers: Sequence[Peer]) -> list[int]:
-    """Rounds of which all peers are members."""
+    """Return the rounds of which all peers are members."""
     return [round for round in list(peers[0].commits) if len(peers[0].members_of(round)) == len(peers)]
 
 

@@ -1,8 +1,9 @@
-"""What proofs of hidden states cost: `python -m benchmarks.proofs [--toploc FOLDER] [--json]`.
+"""Cost of proofs of hidden states: `python -m benchmarks.proofs [--toploc FOLDER] [--json]`.
 
 Processor time of one thread for a proof of 32 tokens, and for its comparison, in batches as a rollout peer and a validator
-have them, by width of the model.  With --toploc, the original in the same run, turn by turn, and how many proofs have the
-same bytes (of values that are equal, each takes others for the largest ones).  It builds from source:
+have them, by width of the model.  With --toploc, the original is measured in the same run, turn by turn, and the proofs with
+the same bytes are counted (among equal values the two take different ones for the largest).  The original is built from
+source:
 
     pip install --no-binary toploc --no-deps --no-build-isolation --target FOLDER toploc==0.1.6
 """
@@ -23,14 +24,14 @@ from kernels.toploc import CHUNK_TOKENS, TOP_K, compare, prove
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Processor time of this thread."""
+    """Return the processor seconds that this thread spends on `work`."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def measure(dim: int, chunks: int, repeats: int, original: Any) -> dict[str, float | int | bool]:
-    """Milliseconds a proof: medians of turns in which ours and the original's follow each other."""
+    """Return milliseconds a proof: medians of turns in which ours and the original's follow each other."""
     hidden = torch.randn(chunks * CHUNK_TOKENS, dim, generator=torch.Generator().manual_seed(dim)).bfloat16()
     steps = list(hidden.split(CHUNK_TOKENS))
     proofs = prove(hidden)

@@ -1,4 +1,4 @@
-"""The price of each question at a peer that answers, and what strangers do to a member's question by asking all the time.
+"""Price of each question at a peer that answers, and the delay of a member's question while strangers flood the peer.
 
 `python -m benchmarks.questions [--only KIND ...] [--strangers 1 32] [--seconds 4] [--json]` starts a seed in a process of
 its own: the node and the network of the product, with 64 records of 16 members and 256 chunks, a checkpoint of 9000 chunks,
@@ -59,7 +59,7 @@ MEMBER = Identity.from_seed(b"\x11" * 32)
 
 
 def the_run() -> SignedManifest:
-    """The run of which the peer holds records."""
+    """Return the run of which the peer holds records."""
     return simulated_run()
 
 
@@ -72,7 +72,7 @@ class Names:
 
 
 def fill(store: Store, run: Hash) -> Names:
-    """Write records that nobody voted for, a checkpoint and a proof, which all have the size of true ones."""
+    """Write records without votes, a checkpoint and a proof, all as large as real ones."""
     ids = sorted([MEMBER.peer_id, *(Identity.from_seed(bytes([n]) * 32).peer_id for n in range(MEMBERS - 1))])
     mask, previous = b"\xff" * (MEMBERS // 8), genesis_tip(run)
     for round in range(RECORDS):
@@ -116,7 +116,7 @@ def fill(store: Store, run: Hash) -> Names:
 
 
 class Door:
-    """Handlers of the network: the router of the node, once there is one."""
+    """Handlers of the network, which pass everything to the router of the node once there is one."""
 
     router: Any = None
 
@@ -125,7 +125,7 @@ class Door:
 
 
 async def serve(folder: Path) -> None:
-    """Run the peer in this process.  It says where it is, and then, for each line that it hears, what it took since."""
+    """Run the peer in this process: print its address, and for each line of input its costs since the previous one."""
     signed = the_run()
     names = fill(Store(folder, Disk(durable=False)), signed.run)
     door, late = Door(), list[float]()
@@ -160,7 +160,7 @@ async def serve(folder: Path) -> None:
 
 
 class Asker(Recorder):
-    """A peer that greets as an open run wants it, and asks."""
+    """A peer that greets as an open run requires, and asks."""
 
     def __init__(self, identity: Identity) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Asker(Recorder):
 
 
 async def besiege(words: dict[str, Any]) -> None:
-    """Run the strangers in this process: for each line, flood for some seconds, and say how many answers came."""
+    """Run the strangers in this process: for each line, flood for some seconds, and print the number of answers."""
     target, names = PeerId(words["peer"]), [Hash(bytes.fromhex(each)) for each in words["names"]]
     while True:
         order = await hear()
@@ -241,7 +241,7 @@ async def besiege(words: dict[str, Any]) -> None:
 
 
 class Child:
-    """A process of this benchmark that speaks in lines of JSON."""
+    """A process of this benchmark that speaks JSON lines."""
 
     def __init__(self, process: trio.Process) -> None:
         assert process.stdout is not None
@@ -265,9 +265,10 @@ class Child:
 
 @dataclass
 class Row:
-    """One kind of question.  asked_bytes, answer_bytes: of one.  price_ms: processor time of the peer for one, all in all.
+    """One kind of question.
 
-    floods: what floods of so many strangers did.
+    asked_bytes, answer_bytes: the sizes of one question and its answer.  price_ms: the peer's total processor time for one.
+    floods: the floods, by the number of strangers.
     """
 
     kind: str
@@ -279,10 +280,10 @@ class Row:
 
 @dataclass
 class Flood:
-    """A flood by `strangers`.  median_ms: of a member's question before, during and after it.
+    """A flood by `strangers`.  median_ms: the median times of a member's question before, during and after it.
 
-    answers_per_s: to the strangers.  processor: share of one that the peer used.  late_ms: the longest delay of its event
-    loop.  banned: strangers that were put out.
+    answers_per_s: the answers to the strangers.  processor: the share of one processor that the peer used.  late_ms: the
+    longest delay of its event loop.  banned: the strangers that were banned.
     """
 
     strangers: int
@@ -318,7 +319,7 @@ class Scene:
         return 1000 * statistics.median(self._took or [seconds])
 
     async def cost(self) -> dict[str, Any]:
-        """Return what the peer took since this was asked last."""
+        """Return the peer's costs since the last call."""
         await self.peer.tell()
         return await self.peer.hear()
 

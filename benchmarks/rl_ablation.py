@@ -1,16 +1,16 @@
-"""What two-sided clipping, the filters and stale rollouts do to the reward that is reached.
+"""Effect of two-sided clipping, the filters and stale rollouts on the reward.
 
 A tiny byte-level model learns a task by GRPO, with the real learner, from a supervised start that solves about a quarter of
-it.  All runs of a seed start from the same parameters.  Compared are all combinations of
+it.  All runs of a seed start from the same parameters.  All combinations of these are compared:
 
     clip       two-sided (delta 4), or on one side only (PPO's: delta infinite)
     filters    on: problems that are solved too rarely or too often at the start are left out, and groups without a
                difference; or off
     staleness  rollouts come from the parameters of so many versions ago
 
-The reward is the mean of that of the last five versions, each of 256 completions of problems with other numbers than those
-that are trained on (of the 512 words of the built-in task most are among these all the same).  One thread and fixed seeds:
-the same table again on the same machine.  `--task MODULE:CLASS` takes an environment, such as
+The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers than
+the training problems (most of the 512 words of the built-in task are nevertheless among the training words).  With one
+thread and fixed seeds, the same machine gives the same table.  `--task MODULE:CLASS` takes an environment, such as
 trainer.environments.builtin:Add, in place of a word of three letters backwards.
 
     python -m benchmarks.rl_ablation [--seeds 0 1 2] [--json] [--task reverse] [--versions 40] [--lr 1e-3]
@@ -47,7 +47,7 @@ VARIANTS = [Variant(*each) for each in itertools.product((True, False), (True, F
 
 
 def task_named(name: str) -> Task:
-    """The built-in task, or an environment given as MODULE:CLASS; raises ValueError."""
+    """Return the built-in task, or an environment given as MODULE:CLASS; raises ValueError."""
     if name == "reverse":
         return Reverse()
     module, colon, attribute = name.partition(":")
@@ -58,7 +58,7 @@ def task_named(name: str) -> Task:
 
 
 def row_of(variant: Variant, trials: Sequence[Trial]) -> dict[str, Any]:
-    """A line of the table: rewards seed by seed, and means over the runs."""
+    """Return a line of the table: rewards seed by seed, and means over the runs."""
     learnt = [each for trial in trials for each in trial.learnt]
     return {
         **asdict(variant),

@@ -1,7 +1,7 @@
-"""Reinforcement learning of a tiny byte-level model in one process: what `benchmarks.rl_ablation` compares.
+"""Reinforcement learning of a tiny byte-level model in one process, for `benchmarks.rl_ablation` to compare.
 
-Real are the learner, its filters, packing and loss.  Completions are sampled without a cache, one forward pass a token, and
-believed without a proof.  A version's rollouts may come from parameters that are some versions old.
+The learner, its filters, packing and loss are real.  Completions are sampled without a cache, one forward pass a token, and
+accepted without a proof.  A version's rollouts may come from parameters that are some versions old.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WARM_STEPS, WARM_LOOK = 3000, 10
 
 
 class Task(Protocol):
-    """A single-turn environment: problems by number, and what an answer is worth, 0 to 1."""
+    """A single-turn environment: problems by number, and the reward of an answer, 0 to 1."""
 
     @property
     def size(self) -> int: ...
@@ -60,7 +60,7 @@ class Question:
 
 
 class Reverse:
-    """A word backwards; binary."""
+    """A task that asks for a word backwards; the reward is 0 or 1."""
 
     size = 1 << 20
 
@@ -79,7 +79,7 @@ class Reverse:
 
 
 class Letters:
-    """As many of one letter as possible: the share of it in the output."""
+    """A task that asks for as many of one letter as possible; the reward is its share of the output."""
 
     size = 1 << 20
 
@@ -108,7 +108,7 @@ def decoder(model: ModelConfig, seed: int) -> Decoder:
 def sample(
     model: Decoder, prompts: Sequence[Sequence[int]], most: int, generator: torch.Generator, temperature: float = 1.0
 ) -> list[tuple[int, ...]]:
-    """An output for each prompt, of at most `most` tokens; the end token is part of it."""
+    """Return an output for each prompt, of at most `most` tokens; the end token is part of it."""
     outputs: list[tuple[int, ...]] = [()] * len(prompts)
     for length in sorted({len(prompt) for prompt in prompts}):
         rows = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
@@ -128,7 +128,7 @@ def sample(
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one table.  Runs of other settings do not compare."""
+    """Settings of one table.  Runs with other settings are not comparable."""
 
     model: ModelConfig
     rl: RlConfig
@@ -147,7 +147,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compared.  staleness: versions by which the rollouts' parameters are older than those that are trained."""
+    """A variant of training.  staleness: the age of the rollouts' parameters, in versions."""
 
     two_sided: bool = True
     filters: bool = True
@@ -156,7 +156,7 @@ class Variant:
 
 @dataclass
 class Trial:
-    """One run: its learner and its curve.  rewards: measured after each version, the warm start first."""
+    """One run: its learner and its curve.  rewards: the rewards measured after each version, the warm start first."""
 
     task: Task
     settings: Settings
@@ -174,7 +174,7 @@ class Trial:
         self.learner = Learner.alone(self.config, Decoder(self.settings.model, CPU), layouts)
 
     def run(self, warm: Tensor) -> float:
-        """Learn from the warm parameters on; the reward at the end."""
+        """Learn from the warm parameters on; return the reward at the end."""
         model = self.learner.model
         model.flat.copy_(warm)
         problems = self._problems()
@@ -191,7 +191,7 @@ class Trial:
         return self.rewards[-1]
 
     def groups(self, model: Decoder, problems: Sequence[int]) -> list[Group]:
-        """Completions of each problem, with their rewards."""
+        """Return completions of each problem, with their rewards."""
         found = [self.task.problem(index) for index in problems for _ in range(self.config.group_size)]
         prompts = [tuple(problem.prompt.encode()) for problem in found]
         outputs = sample(model, prompts, self.config.max_tokens, self.generator, self.config.temperature)
@@ -203,7 +203,7 @@ class Trial:
         return grouped(rollouts)
 
     def _problems(self) -> list[int]:
-        """Those that are trained on: all of the pool, or those that are neither too hard nor too easy."""
+        """Return the training problems: all of the pool, or those of them that are neither too hard nor too easy."""
         pool = list(range(self.settings.pool))
         if not self.variant.filters:
             return pool
@@ -215,7 +215,7 @@ class Trial:
 
 
 def judge(model: Decoder, task: Task, settings: Settings) -> float:
-    """The mean reward of problems that nobody trains on."""
+    """Return the mean reward of problems that nobody trains on."""
     first = task.size - settings.judged
     problems = [task.problem(first + number) for number in range(settings.judged)]
     generator = torch.Generator().manual_seed(0)
@@ -225,7 +225,7 @@ def judge(model: Decoder, task: Task, settings: Settings) -> float:
 
 
 def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
-    """The parameters after supervised steps on examples that are not in the pool, until `warm_reward` is reached."""
+    """Return the parameters after supervised steps on examples outside the pool, until `warm_reward` is reached."""
     model = decoder(settings.model, seed)
     optimiser = AdamW(WholeParameters(model), adamw_config(RlConfig(clip_norm=1.0)))
     for step in range(WARM_STEPS):
@@ -245,12 +245,12 @@ def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
 
 
 def example_of(task: Task, index: int) -> tuple[list[int], int]:
-    """The tokens of an example with its end, and how many of them are the prompt's."""
+    """Return the tokens of an example with its end, and the number of the prompt's tokens among them."""
     problem = task.problem(index)
     prompt, (answer,) = problem.prompt.encode(), task.solution(problem)
     return [*prompt, *answer.encode(), END], len(prompt)
 
 
 def text_of(output: Sequence[int]) -> str:
-    """An output without its end."""
+    """Return an output without its end."""
     return bytes(token for token in output if token != END).decode(errors="replace")

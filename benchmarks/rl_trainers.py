@@ -1,10 +1,10 @@
-"""Several trainers that average by rounds against one, at equal rollouts of each version.
+"""Several trainers that average by rounds, against one trainer, at equal rollouts of each version.
 
 A tiny byte-level model learns a task by GRPO from a supervised start, as in `benchmarks.rl_ablation`.  Each round has the
-same number of rollouts, which the trainers share: each learns from its part with an optimiser of its own, their differences
-are encoded, averaged and applied by the outer step, all as in a run (`--outer auto`), or with a rate and momentum of your
-choice.  One trainer's outer step has rate 1 and no momentum.  The reward is measured on 256 problems with numbers that
-nobody trains on.  One thread and fixed seeds: the same table again on the same machine.
+same number of rollouts, which the trainers share.  Each trainer learns from its part with an optimiser of its own.  Their
+differences are encoded, averaged and applied by the outer step, all as in a run (`--outer auto`), or with a rate and
+momentum of your choice.  One trainer's outer step has rate 1 and no momentum.  The reward is measured on 256 problems with
+numbers that nobody trains on.  With one thread and fixed seeds, the same machine gives the same table.
 
     python -m benchmarks.rl_trainers [--trainers 1 2 4] [--seeds 0 1 2] [--versions 40] [--outer auto 1/0] [--json]
 """
@@ -36,7 +36,7 @@ EVERY = 5
 
 @dataclass
 class Rounds(Trial):
-    """One run of so many trainers.  outer: "auto" or "RATE/MOMENTUM", where there are several of them."""
+    """One run of some trainers.  outer: "auto" or "RATE/MOMENTUM", if there are several of them."""
 
     trainers: int = 1
     outer: str = "auto"
@@ -48,7 +48,7 @@ class Rounds(Trial):
         self.learners = [Learner.alone(self.config, decoder(self.settings.model, 0), layouts) for _ in range(self.trainers)]
 
     def run(self, warm: torch.Tensor) -> float:
-        """Rounds from the warm parameters on; the reward at the end."""
+        """Run rounds from the warm parameters on; return the reward at the end."""
         theta: F32 = warm.numpy().copy()
         momentum, rule, layouts = np.zeros_like(theta), rule_named(self.outer), layouts_for(len(theta))
         self.learner.model.flat.copy_(warm)
@@ -85,14 +85,14 @@ class Case:
     staleness: int
 
     def run(self, task: Task, settings: Settings, seed: int, warm: torch.Tensor) -> list[float]:
-        """The curve of a seed: the reward before the first version, and after each."""
+        """Return the curve of a seed: the reward before the first version, and after each."""
         trial = Rounds(task, settings, Variant(staleness=self.staleness), seed, trainers=self.trainers, outer=self.outer)
         trial.run(warm)
         return trial.rewards
 
 
 def row_of(case: Case, curves: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """A line: the case, the reward at the end, seed by seed, and the mean curve."""
+    """Return a line: the case, the reward at the end, seed by seed, and the mean curve."""
     mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
     return {
         "trainers": case.trainers,

@@ -1,8 +1,8 @@
-"""What the memory of a run with rollouts is estimated at, and what real work takes: `python -m benchmarks.rollout_memory`.
+"""Estimated memory of a run with rollouts beside the memory of real work: `python -m benchmarks.rollout_memory`.
 
 For each model and each kind of work a process of its own keeps as many versions as a trainer process does, makes some
 rollouts, judges them, or learns from them, on the CPU; the peak is the kernel's own (VmHWM).  Prompts and outputs are as
-long as the run allows, so that the peak is what the estimate is about.  Prints a table; asserts nothing.
+long as the run allows, so the peak is comparable with the estimate.  Prints a table; asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPT, OUTPUT = 64, 192
 
 
 def config_of(name: str, kl_weight: float) -> TrainingConfig:
-    """A run whose sequences have at most PROMPT + OUTPUT tokens."""
+    """Return a run whose sequences have at most PROMPT + OUTPUT tokens."""
     rl = {"prompts": 2, "group_size": 16, "max_tokens": OUTPUT, "row_tokens": PROMPT + OUTPUT, "optimizer_steps": 1}
     model = SHAPES[name] | {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
     inner = {
@@ -49,7 +49,7 @@ def _long_prompts() -> Environment:
     from trainer.environments.environment import Environment, Problem
 
     class Long(Environment):
-        """Long prompts, and a score by the first letter, so that there is something to learn."""
+        """Environment with long prompts, and a score by the first letter, so that rewards differ."""
 
         size = 16
 
@@ -66,7 +66,7 @@ def _long_prompts() -> Environment:
 
 
 def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> None:
-    """Do it, in this process."""
+    """Do one kind of work in this process."""
     import numpy as np
     import torch
 
@@ -109,7 +109,7 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
 
 
 def _text_in(folder: Path) -> dict[str, Any]:
-    """The fields of a run on the corpus that `measure` put there; nothing of the peer is loaded into a measured process."""
+    """Return the fields of a run on the corpus that `measure` wrote, without loading the peer into a measured process."""
     from trainer.config import PhaseConfig, SourceConfig, TrainingData
 
     (manifest,) = folder.glob("corpora/*/corpus.msgpack")
@@ -126,7 +126,7 @@ def _peak_bytes() -> int:
 
 @dataclass(frozen=True)
 class Found:
-    """Bytes, of the trainer's own memory: without the parameters that it shares with the peer."""
+    """Bytes of the trainer's own memory, without the parameters that it shares with the peer."""
 
     model: str
     work: str
@@ -136,7 +136,7 @@ class Found:
 
 
 def measure(name: str, kl_weight: float) -> list[Found]:
-    """Generating, verifying and learning, each in a process of its own."""
+    """Measure generating, verifying and learning, each in a process of its own."""
     from peer.corpora.builtin import builtin_corpus
 
     found = []

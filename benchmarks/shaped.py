@@ -1,8 +1,8 @@
-"""The exchange on emulated links, against what the links allow: `python -m benchmarks.shaped --peers 4 --rate 100mbit`.
+"""The exchange on emulated links, against the limit of the links: `python -m benchmarks.shaped --peers 4 --rate 100mbit`.
 
-As root.  Real member processes, each in its own network namespace with `--rate` up and down.  The limit is
-2 (N - 1)/N x payload/B, with B the rate and the codec's bytes as payload: nobody can be faster who has to send and to
-receive so much.  The time runs from the moment everybody has its contribution to everybody holding the whole result.
+Needs root.  Real member processes run, each in its own network namespace with `--rate` up and down.  The limit is 2 (N -
+1)/N x payload/B, with B the rate and the codec's bytes as payload: a member that has to send and receive this much cannot be
+faster.  The time runs from the moment when everybody has its contribution until everybody holds the whole result.
 
     --delay MS, --loss PERCENT    between any two peers, one way
     --congestion bbr|cubic        of the sockets, ours and iperf3's
@@ -69,8 +69,10 @@ def main() -> None:
 
 
 def optimum(payload: int, bytes_per_s: Sequence[float]) -> float:
-    """Seconds of the best plan in which everybody gives and gets everything: owner i of a share f_i carries
-    payload x (1 + (N - 2) f_i), up and down, and the shares add up to one.  By halving the time."""
+    """Return the seconds of the best plan in which everybody gives and gets everything, found by bisection.
+
+    Owner i of a share f_i carries payload x (1 + (N - 2) f_i), up and down, and the shares add up to one.
+    """
     others = len(bytes_per_s) - 2
     least = max(payload / each for each in bytes_per_s)
     if others <= 0:
@@ -84,7 +86,7 @@ def optimum(payload: int, bytes_per_s: Sequence[float]) -> float:
 
 
 def measure(arguments: argparse.Namespace, lines: list[Access]) -> list[dict[str, Any]]:
-    """A row for each way of sharing out the chunks."""
+    """Return a row for each way to divide the chunks."""
     format = LADDER[CODEC].contribution
     parameters = int(arguments.seconds * arguments.rate / 8 * arguments.chunk / format.encoded_bytes(arguments.chunk))
     payload, peers = chunk_layouts(LADDER[CODEC], parameters, arguments.chunk).contribution.payload_bytes, len(lines)

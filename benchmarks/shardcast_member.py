@@ -1,7 +1,7 @@
-"""One process of PyPI shardcast 0.3.2 for `benchmarks.broadcast`: an origin, a relay or a client, spoken to in JSON lines.
+"""One process of PyPI shardcast 0.3.2 for `benchmarks.broadcast`: an origin, a relay or a client, which speaks JSON lines.
 
-Needs an interpreter, or a path, that has shardcast; nothing of ours is imported.  Everything that it waits for by default
-(30 s between two looks of a relay, 15 s between two tries) is set to a second or less: what is compared is how bytes move.
+Needs an interpreter, or a path, that has shardcast; nothing of ours is imported.  All of its default waits (30 s between two
+looks of a relay, 15 s between two tries) are set to a second or less, because only the transfer of bytes is compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def say(**words: Any) -> None:
 
 
 def probe(folder: str) -> None:
-    """The file by which a downloader measures each server before it begins."""
+    """Write the file by which a downloader measures each server before it begins."""
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "data1.bin"), "wb") as file:
         file.write(os.urandom(100_000))

@@ -1,7 +1,7 @@
-"""What a statement of a stranger costs the event loop: the largest ones there are, and hostile ones.
+"""Cost of a stranger's statement for the event loop: the largest statements, and hostile ones.
 
-`python -m benchmarks.statements` prints the time of decoding (processor time, the least of some), and how late a task on
-the event loop is while such statements are decoded in the worker thread, one after another.
+`python -m benchmarks.statements` prints the time of decoding (processor time, the least of some), and the delay of a task on
+the event loop while such statements are decoded in the worker thread, one after another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RUN = Hash(bytes(32))
 
 
 def members() -> list[Member]:
-    """As many as a round can have."""
+    """Return the largest number of members that a round can have."""
     return [
         Member(
             peer=Identity.generate().peer_id,
@@ -60,13 +60,13 @@ def members() -> list[Member]:
 
 
 def rolls() -> list[bytes]:
-    """Of as many electors as a run can have."""
+    """Return view changes of the largest number of electors that a run can have."""
     roll = ViewChange(round=0, base=bytes(32), attempt=0, absent=[], held=bytes(8), plan=bytes(32), lock=None, reduced=None)
     return [pack(Identity.generate(), RUN, roll).raw for _ in range(MAX_ELECTORS)]
 
 
 def motion(chunks: int) -> RecordProposal:
-    """The largest statement of a run with so many chunks."""
+    """Return the largest record proposal of a run with `chunks` chunks."""
     record = Record(
         round=0,
         fragment=0,
@@ -83,7 +83,7 @@ def motion(chunks: int) -> RecordProposal:
 
 
 def statements() -> dict[str, bytes]:
-    """By what they are."""
+    """Return the statements by their names."""
     whole = motion(MAX_CHUNKS)
     fields: dict[str, Any] = msgpack.unpackb(whole.encode())
     plan = Plan(round=0, fragment=0, base=bytes(32), members=members(), owners=bytes(MAX_CHUNKS), state_digest=bytes(32))
@@ -104,7 +104,7 @@ def statements() -> dict[str, bytes]:
 
 
 def milliseconds(raw: bytes) -> float:
-    """The least processor time of one decoding."""
+    """Return the least processor time of one decoding."""
     times = []
     for _ in range(REPEAT):
         began = time.process_time()
@@ -119,7 +119,7 @@ def _try(raw: bytes) -> None:
 
 
 async def lateness(decode: Callable[[], object]) -> tuple[float, float]:
-    """How late (ms; the median, the greatest) a task is that wants to run every millisecond, while `decode` is repeated."""
+    """Return the median and the greatest delay (ms) of a task that is due every millisecond, while `decode` is repeated."""
     late: list[float] = []
 
     async def tick() -> None:

@@ -16,14 +16,14 @@ from trainer.config import PhaseConfig, SourceConfig, TrainingData
 
 @cache
 def text_places() -> TrainerPlaces:
-    """Where the corpus lies: in a folder that goes with the process."""
+    """Return the places of the corpus, in a folder that is removed with the process."""
     folder = Path(tempfile.mkdtemp(prefix="benchmark-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return builtin_corpus(folder).places
 
 
 def text_data(length: int, rows: int) -> TrainingData:
-    """Rows of `length` predicted tokens, `rows` of them in a step."""
+    """Return data with rows of `length` predicted tokens, `rows` of them in a step."""
     source = SourceConfig(name=SOURCE, corpus=f"{CORPORA}0", source=SOURCE)
     phases = [PhaseConfig(start=0, weights=[1])]
     return TrainingData(sequence_length=length, sequences_per_step=rows, sources=[source], phases=phases, documents="joined")

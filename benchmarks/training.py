@@ -107,7 +107,7 @@ def theirs(config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens
 
 
 def bound(config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: int, length: int) -> Callable[[], object]:
-    """The products of a step with each weight, three for each, and the attention, forward and backward."""
+    """Return a step of products only: three for each weight, and the attention, forward and backward."""
     dim, query, kv, ffn, count = config.dim, config.query_width, config.kv_width, config.ffn, rows * length
     shapes = [(dim, query), (dim, kv), (dim, kv), (query, dim), (dim, ffn), (dim, ffn), (ffn, dim)]
 
@@ -160,7 +160,7 @@ def serve(kind: str, name: str, dtype: torch.dtype, arguments: argparse.Namespac
 
 
 class Server:
-    """Process that does steps of one kind."""
+    """A process that does steps of one kind."""
 
     def __init__(self, kind: str, name: str, dtype: str, arguments: argparse.Namespace) -> None:
         shape = [f"--{each}={getattr(arguments, each)}" for each in ("rows", "length", "device")]
@@ -170,7 +170,7 @@ class Server:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
 
     def step(self) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()

@@ -1,15 +1,16 @@
-"""How much of the time do trainers compute?  Plain rounds against overlapped ones, with the whole protocol in virtual time.
+"""Share of the time in which trainers compute, in plain and in overlapped rounds, with the whole protocol in virtual time.
 
-Peers of the real protocol run on a simulated network (`tests.simulation`).  Their trainers compute nothing, but their steps
-take as long as told; encoding and merging take no time.  Utilisation is the time of the steps of the counted contributions,
+Peers of the real protocol run on a simulated network (`tests.simulation`).  Their trainers compute nothing, but each step
+takes a given time; encoding and merging take no time.  Utilisation is the time of the steps of the counted contributions,
 over the time from the contribution before them to the last of them.
 
 The settings are those of INTELLECT-1 (Prime Intellect 2024: ten billion parameters, H = 100, int8, 38 minutes of compute
 beside a median all-reduce of 103, 382 or 469 s), and members with one GPU and a line of 25 Mbit/s each that train a billion
-parameters, 65 536 tokens a step at 10 000 tokens/s.  The model is small, and lines are so narrow that an ideal exchange of
-its state in int8 takes as long as that of the real one.  All times but latencies are a tenth of the real ones, so round
-trips of the agreement, which do not grow with the model, weigh ten times as much as in reality.  Members are equally fast
-but for one setting.  A loss is that of whole requests, answers and gossip, because TCP repeats lost packets.
+parameters, 65 536 tokens a step at 10 000 tokens/s.  The model is small, and its lines are so narrow that an ideal exchange
+of its state in int8 takes as long as an exchange of the real model's state.  All times except latencies are a tenth of the
+real ones, so round trips of the agreement, which do not grow with the model, weigh ten times as much as in reality.  Members
+are equally fast, except in one setting.  A loss affects whole requests, answers and gossip, because TCP repeats lost
+packets.
 
 "plain" is one fragment in int8, for whose result the members wait.  "overlapped" is four fragments in int4; meanwhile the
 members train for the next round, at most all its steps.  The first pass does not count: it begins without early leases.
@@ -54,10 +55,10 @@ BYTES_PER_MBIT = 125_000
 
 @dataclass(frozen=True)
 class Setting:
-    """Seconds of the real run.  compute_s: of H inner steps.  exchange_s: of the whole state in int8.
+    """Times of the real run in seconds.  compute_s: for H inner steps.  exchange_s: for exchanging the whole state in int8.
 
-    published: utilisation that was reported; None if there is no such report.  spread: share of a step's time by which the
-    slowest member's steps are longer than the fastest one's, and the others' are spaced evenly between.
+    published: the utilisation that was reported; None if there is no such report.  spread: the share of a step's time by
+    which the slowest member's steps are longer than the fastest one's; the steps of the others are spaced evenly between.
     """
 
     name: str
@@ -94,7 +95,7 @@ SETTINGS = (
 
 @lru_cache(maxsize=2)
 def run_of(*, overlapped: bool) -> SignedManifest:
-    """A run of half a million parameters, in chunks that are large enough to wait for their turn on a line."""
+    """Return a run of half a million parameters, in chunks that are large enough to wait for their turn on a line."""
     organiser, fragments = Identity.from_seed(b"\x2a" * 32), FRAGMENTS if overlapped else 1
     return sign(
         organiser,
@@ -118,7 +119,7 @@ def run_of(*, overlapped: bool) -> SignedManifest:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.  round_s: virtual.  done: share of a round's steps that the members did."""
+    """One line of the table.  round_s: a virtual time.  done: the share of a round's steps that the members did."""
 
     setting: Setting
     overlapped: bool
@@ -139,7 +140,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Contributed:
-    """A contribution of a member.  at_s: when it said so, virtual.  steps: inner steps done for it."""
+    """A contribution of a member.  at_s: the virtual time when it was announced.  steps: the inner steps done for it."""
 
     at_s: float
     steps: int
@@ -159,13 +160,13 @@ class Contributions:
 
 
 def busy_share(contributions: Mapping[int, Contributed], rounds: range, step_s: float) -> float:
-    """Return the share of time in which a member computed its contributions to `rounds`, after that to the round before."""
+    """Return the share of time, from the contribution before `rounds` to the last one, in which a member computed."""
     steps = sum(contributions[round].steps for round in rounds)
     return steps * step_s / (contributions[rounds[-1]].at_s - contributions[rounds[0] - 1].at_s)
 
 
 def measure(setting: Setting, *, overlapped: bool) -> Row:
-    """Run one setting, and return its line.  Raises AssertionError if the simulated swarm gets no further."""
+    """Run one setting, and return its line.  Raises AssertionError if the simulated swarm makes no progress."""
     rows, signed = list[Row](), run_of(overlapped=overlapped)
     manifest = signed.manifest
     first = FIRST_PASSES * manifest.fragments

@@ -1,9 +1,9 @@
-"""What verifying rollouts costs, against generating them: `python -m benchmarks.verifying [--slots 1 …] [--json]`.
+"""Cost of verifying rollouts, against generating them: `python -m benchmarks.verifying [--slots 1 …] [--json]`.
 
-A rollout peer and a validator, each the worker of a trainer process with the same weights, with one thread each: the first
-makes a batch with proofs and writes it, the second reads and judges it.  Outputs have the given lengths (conversations that
-go on until the limit).  Generation has as many sequences at a time as are fastest of those tried, or as `--slots` says: with
-few, decoding is bound by reading the weights.  Seconds are of the processor.
+A rollout peer and a validator are each the worker of a trainer process with the same weights, with one thread each: the
+first makes a batch with proofs and writes it, and the second reads and judges it.  Outputs have the given lengths
+(conversations that continue until the limit).  Generation has the fastest of the tried numbers of sequences at a time, or
+`--slots`: with few sequences, decoding is bound by reading the weights.  Seconds are processor seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLACE = Path("batch")
 
 
 def shaped(dim: int, layers: int) -> ModelConfig:
-    """A llama of the usual proportions, with bytes for tokens."""
+    """Return a llama of the usual proportions, with bytes for tokens."""
     return ModelConfig(
         vocab=256,
         dim=dim,
@@ -62,7 +62,7 @@ MODELS: dict[str, Callable[[], ModelConfig]] = {
 
 
 class Talk(Environment):
-    """Prompts of `PROMPT` bytes, and a conversation without an end."""
+    """Environment with prompts of `PROMPT` bytes, and conversations without an end."""
 
     @property
     def size(self) -> int:
@@ -83,7 +83,7 @@ class Talk(Environment):
 
 
 def worker(config: ModelConfig, theta: np.ndarray, tokens: int, slots: int) -> RolloutWorker:
-    """Of a trainer process that holds version 1."""
+    """Return the worker of a trainer process that holds version 1."""
     made = RolloutWorker(RlConfig(max_tokens=tokens), config, RolloutTasks(Talk(), ByteTokenizer()), CPU, slots=slots)
     made.keep_version(1, theta)
     return made
@@ -111,7 +111,7 @@ def timed(config: ModelConfig, theta: np.ndarray, tokens: int, slots: int) -> di
 
 
 def measure(name: str, lengths: Sequence[int], given: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A row for each number of sequences at a time, those `given` or the fastest one, and each length."""
+    """Yield a row for each length and each number of sequences at a time: the `given` numbers, or the fastest one."""
     config = MODELS[name]()
     theta = np.empty(config.parameters, np.float32)
     initial_parameters(config, 7, theta)

@@ -45,7 +45,10 @@ FIRST_ROUNDS = 4
 
 @dataclass(frozen=True)
 class VirtualSetting:
-    """One setting.  step_s: seconds of a step of each peer.  online_s, offline_s: means; offline_s = 0: always online."""
+    """One setting.  step_s: the seconds of each peer's step.
+
+    online_s, offline_s: the mean times for which a peer is online and offline; offline_s = 0: always online.
+    """
 
     name: str
     step_s: tuple[float, ...]
@@ -57,7 +60,7 @@ class VirtualSetting:
 
     @property
     def run(self) -> SignedManifest:
-        """The run: 1.2 M parameters, of which a round exchanges all or a fragment."""
+        """The run, of 1.2 M parameters, of which a round exchanges all or a fragment."""
         organiser = Identity.from_seed(b"\x2a" * 32)
         return sign(
             organiser,
@@ -100,7 +103,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class VirtualFigures:
-    """Means over rounds, predicted or measured.  tokens_per_s: of all members, those that records count."""
+    """Means over rounds, predicted or measured.  tokens_per_s: the tokens of all members that records count."""
 
     round_s: float
     members: float
@@ -108,7 +111,7 @@ class VirtualFigures:
 
 
 def predicted(setting: VirtualSetting) -> VirtualFigures:
-    """Return what `peer simulate` says of these peers."""
+    """Return the prediction of `peer simulate` for these peers."""
     manifest, count = setting.run.manifest, len(setting.step_s)
     line = np.full(count, setting.line(manifest))
     peers = PlannedPeers(
@@ -124,7 +127,7 @@ def predicted(setting: VirtualSetting) -> VirtualFigures:
 
 
 def measured(setting: VirtualSetting, seed: int = 1) -> VirtualFigures:
-    """Return what the protocol does.  Raises AssertionError if the simulated swarm gets no further."""
+    """Return the figures of the protocol.  Raises AssertionError if the simulated swarm makes no progress."""
     commits: dict[int, tuple[float, RoundCommitted]] = {}
     signed = setting.run
 

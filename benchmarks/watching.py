@@ -1,8 +1,9 @@
-"""What looking at a peer costs: `python -m benchmarks.watching [--json]`.
+"""Cost of watching a peer: `python -m benchmarks.watching [--json]`.
 
-A control socket tells what a busy peer in a swarm of 200 would: a status a second, and events, after 10 000 of them.  The
-terminal interface draws it in a terminal of 120x40.  Measured are the time from its start until the peer is on the screen,
-its share of a core while it is only looked at, the processor time of a frame, and for how long a frame holds up input.
+A control socket sends what a busy peer in a swarm of 200 would send: a status each second, and events, after 10 000 earlier
+ones.  The terminal interface draws it in a terminal of 120x40.  The benchmark measures the time from its start until the
+peer is on the screen, its share of a core while it is only looked at, the processor time of a frame, and the time for which
+a frame holds up input.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ROWS, COLUMNS = 40, 120
 
 
 def busy(peers: int, steps: int = 0) -> PeerStatus:
-    """The status of a peer that trains with `peers` others."""
+    """Return the status of a peer that trains with `peers` others."""
     others = [
         SwarmPeer(
             peer=f"12D3KooW{number:044}",
@@ -90,7 +91,7 @@ def busy(peers: int, steps: int = 0) -> PeerStatus:
 
 
 def happened(number: int) -> ev.Event:
-    """Something, each time another thing."""
+    """Return an event, a different one for each number."""
     if number % 10 == 0:
         return ev.RoundCommitted(number // 10, "ab" * 32, ["12D3KooWme"], 1000, 5.0 / (1 + number / 1000), True)
     if number % 2:
@@ -99,9 +100,9 @@ def happened(number: int) -> ev.Event:
 
 
 class Served:
-    """A control socket in a thread, which tells `EVENTS_PER_S` events a second.  A context.
+    """A control socket in a thread, which sends `EVENTS_PER_S` events a second; a context manager.
 
-    spent_s: processor time of that thread.
+    spent_s: the processor time of that thread.
     """
 
     spent_s = 0.0
@@ -145,7 +146,7 @@ class Served:
 
 
 class Window:
-    """The interface as a process in a terminal of its own.  A context."""
+    """The interface as a process in a terminal of its own; a context manager."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -166,7 +167,7 @@ class Window:
         return self
 
     def until(self, text: bytes) -> float:
-        """Seconds from the start until this was drawn."""
+        """Return the seconds from the start until this text was drawn."""
         drawn = b""
         while text not in drawn:
             drawn += os.read(self._terminal, 1 << 16)
@@ -187,7 +188,7 @@ class Window:
 
 
 def first_paint(folder: Path, times: int) -> float:
-    """Seconds from the start of the interface until the peer is on the screen, the median."""
+    """Return the median seconds from the start of the interface until the peer is on the screen."""
     found = []
     for _ in range(times):
         with Window(folder) as window:
@@ -196,7 +197,7 @@ def first_paint(folder: Path, times: int) -> float:
 
 
 def shares(folder: Path, served: Served, seconds: float) -> tuple[float, float]:
-    """Of a core that looking takes, and that the peer has to do more for being looked at."""
+    """Return the share of a core that the view takes, and the additional share of the peer while it is watched."""
     unseen = _share(lambda: served.spent_s, seconds)
     with Window(folder) as window:
         window.until(b"COMPUTING")
@@ -242,9 +243,9 @@ class Flood:
 
 
 async def held_up(count: int) -> list[float]:
-    """Seconds of processor time for which each of `count` frames, with 100 events and a status, keeps a key waiting.
+    """Return the seconds of processor time for which each of `count` frames, with 100 events and a status, delays a key.
 
-    A task asks for its turn all the time, as a key would; the longest time of a frame between two turns is what counts.
+    A task asks for its turn all the time, as a key would; the longest time of a frame between two turns counts.
     """
     waits, view = list[float](), PeerApp(Flood(100))
 
@@ -268,7 +269,7 @@ async def held_up(count: int) -> list[float]:
 
 
 async def frames(count: int) -> list[float]:
-    """Seconds of processor time that a frame with 100 events and a status takes until all of it is drawn."""
+    """Return the seconds of processor time that a frame with 100 events and a status takes until all of it is drawn."""
     found, view = list[float](), PeerApp(Flood(100))
     async with view.run_test(size=(COLUMNS, ROWS)) as pilot:
         view.take()
