@@ -33,7 +33,7 @@ def written(folder: Path, *lines: object) -> Path:
         ((LINE, "{"), "line 2: it is not JSON"),
         ((LINE, LINE), "line 2: problem_id 'a' was used in line 1"),
         ((LINE, {**LINE, "problem_id": "b", "hint": 1}), "line 2: the line has the unknown field 'hint'"),
-        (({**LINE, "task_type": "judged"},), "line 1: task_type 'judged' is none of"),
+        (({**LINE, "task_type": "judged"},), "line 1: task_type 'judged' is not one of"),
         (("",), "the file has no task"),
         (({**LINE, "prompt": "x" * 18},), "18 bytes, and this run learns from prompts of at most 17"),
     ],

@@ -86,14 +86,14 @@ def test_what_cannot_be_merged_is_a_sentence_and_leaves_nothing(tmp_path: Path, 
     cases: list[tuple[list[str], ExitCode, str]] = [
         ([one, target], ExitCode.USAGE, "linear takes two models or more"),
         ([one, other, wide, target, "--rule", "slerp"], ExitCode.USAGE, "slerp takes two models; give"),
-        ([one, other, target, "--rule", "slerp", "--t", "2"], ExitCode.USAGE, "slerp goes from 0"),
-        ([one, other, target, "--weights", "1,2,3"], ExitCode.USAGE, "2 models have 2 weights, and not 3"),
+        ([one, other, target, "--rule", "slerp", "--t", "2"], ExitCode.USAGE, "slerp takes a share from 0"),
+        ([one, other, target, "--weights", "1,2,3"], ExitCode.USAGE, "3 weights are given for 2 models"),
         ([one, other, target, "--weights=0,-1"], ExitCode.USAGE, "the weights of a merge"),
-        ([one, other, target, "--rule", "ties"], ExitCode.USAGE, "ties starts from a base"),
+        ([one, other, target, "--rule", "ties"], ExitCode.USAGE, "the rule ties starts from a base"),
         ([one, other, target, "--base", one], ExitCode.USAGE, "linear has no --base, which belongs to ties; leave it out"),
         ([one, other, target, "--t", "0.3"], ExitCode.USAGE, "linear has no --t, which belongs to slerp"),
         ([one, other, target, "--rule", "slerp", "--weights", "1,2"], ExitCode.USAGE, "which belongs to linear and ties"),
-        ([one, wide, target], ExitCode.INPUT, "merge models of one shape"),
+        ([one, wide, target], ExitCode.INPUT, "merge only models of the same shape"),
         ([one, str(tmp_path / "absent"), target], ExitCode.INPUT, "config.json"),
         ([one, other, wide], ExitCode.INPUT, "exists already"),
     ]
@@ -110,7 +110,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
     monkeypatch.setattr(folders, "ROOM", 1e15)
     assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.RESOURCES
-    assert "make room" in capsys.readouterr().err and not (tmp_path / "merged").exists()
+    assert "free some disk space" in capsys.readouterr().err and not (tmp_path / "merged").exists()
 
 
 def test_a_merge_needs_no_torch() -> None:
