@@ -170,7 +170,7 @@ def measure_disk(folder: Path, most_bytes: int = MOST_BYTES, seconds: float = DI
     if most_bytes < PIECE_BYTES:
         needed = size(KEPT_FREE_BYTES + PIECE_BYTES)
         raise PeerError(
-            f"less than {needed} are free in {folder}; free some disk space, or choose another folder with --data-dir",
+            f"less than {needed} are free in {folder}; make room, or choose another folder with --data-dir",
             ExitCode.RESOURCES,
         )
     with tempfile.TemporaryFile(dir=folder, prefix=".bench-", buffering=0) as file:

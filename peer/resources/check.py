@@ -170,7 +170,8 @@ class TrainerDivision(NamedTuple):
     gpus: str = ""
 
 
-MISSING_GPUS = "--gpus {gpus} names GPUs that this computer does not have (it has {here}, numbered from 0); give other numbers, or leave --gpus out"
+MISSING_GPUS = "--gpus {gpus} names GPUs that this computer does not have (it has {here}, numbered from 0); give "
+"other numbers, or leave --gpus out"
 ONE_PROCESS = (
     "a peer that makes or verifies rollouts has one process; leave --processes out, start a peer for each GPU (--gpus 0, "
     "--gpus 1), or train with --role trainer"

@@ -262,7 +262,9 @@ class Brought:
                 stay = rates.left(tasks)
                 for task in stay:
                     if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
-                        raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
+                        raise ValueError(
+                            f"the prompt of {task.problem_id!r:.80} {flaw}; change the prompt, or leave the task out"
+                        )
                 count = left[name.removeprefix(TASKS)] = len(stay)
             except ValueError as error:
                 raise ValueError(f"{self._paths[name]}: {error}") from error

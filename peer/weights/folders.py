@@ -58,8 +58,8 @@ def check_room(folder: Path, wanted: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < ROOM * wanted:
         raise PeerError(
-            f"the model takes about {size(wanted)} and the disk has {size(free)} free; free some disk "
-            "space, or name a folder on another disk",
+            f"the model takes about {size(wanted)} and the disk has {size(free)} free; make room, "
+            "or name a folder on another disk",
             ExitCode.RESOURCES,
         )
 

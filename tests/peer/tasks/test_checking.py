@@ -48,7 +48,7 @@ def test_too_many_tasks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("peer.tasks.checking.MAX_SET_TASKS", 3)
     lines = [{**LINE, "problem_id": str(number)} for number in range(4)]
     assert len(check(SIGNED, written(tmp_path, *lines[:3]), tmp_path).tasks) == 3
-    with pytest.raises(PeerError, match="split it"):
+    with pytest.raises(PeerError, match="split the file"):
         check(SIGNED, written(tmp_path, *lines), tmp_path)
 
 

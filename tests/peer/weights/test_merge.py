@@ -110,7 +110,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
     monkeypatch.setattr(folders, "ROOM", 1e15)
     assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.RESOURCES
-    assert "free some disk space" in capsys.readouterr().err and not (tmp_path / "merged").exists()
+    assert "make room" in capsys.readouterr().err and not (tmp_path / "merged").exists()
 
 
 def test_a_merge_needs_no_torch() -> None:
