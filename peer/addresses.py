@@ -30,7 +30,7 @@ HOW = "write HOST:PORT, such as home.example.org:4001, or a multiaddr, such as /
 
 
 def multiaddr_of(text: str, port: int) -> str:
-    """Return the multiaddr for HOST[:PORT] or a multiaddr.  port: the default.  Raises ValueError with a sentence."""
+    """Return the multiaddr for HOST[:PORT] or a multiaddr.  port: the default port.  Raises ValueError with a sentence."""
     text = text.strip()
     if text.startswith("/"):
         return _checked(text)
@@ -92,7 +92,7 @@ def _checked(address: str) -> str:
             raise ValueError(f"{_shown(parts[2]) or 'nothing'} is not the name of a computer; {HOW}")
         if int(port) < LEAST_NAMED_PORT:
             raise ValueError(
-                f"port {port} is not dialled by name: give the IP address, or a port from {LEAST_NAMED_PORT} on"
+                f"port {port} is not allowed with a name; give the IP address, or a port of at least {LEAST_NAMED_PORT}"
             )
     else:
         ip = _ip_in(address)

@@ -67,7 +67,7 @@ class CommandParser(argparse.ArgumentParser):
     """Parser that answers mistakes with one sentence, and an unknown command with the likely one."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the error in one sentence, and without the usage, which may take a screen."""
+        """Exit with the error in one sentence, without the usage, which may fill a screen."""
         self.exit(USAGE, f"peer: {message}; `{self.prog} --help` explains the command\n")
 
     def refuse_unknown(self, words: Sequence[str], command: str) -> NoReturn:
@@ -110,7 +110,7 @@ GROUPS = (
     ("this computer", "demo doctor bench id completion"),
     ("models", "eval merge weights"),
 )
-"""Heading and commands of each group; a test sees to it that every command is in one of them."""
+"""Heading and commands of each group; a test checks that every command is in a group."""
 ORDER = " ".join(names for _, names in GROUPS).split()
 
 
@@ -186,7 +186,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         code = int(args.run(args))
         sys.stdout.flush()  # here, where an error is still shown as a sentence
         return code
-    except BrokenPipeError:  # the reader of our output went away (`peer status | head`), which is no error
+    except BrokenPipeError:  # the reader of our output went away (`peer status | head`), which is not an error
         discard(sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:

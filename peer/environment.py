@@ -19,7 +19,7 @@ COMMON = (
     *("PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_*", "GLIBC_TUNABLES", "MALLOC_*"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
 )
-"""Variables of every process.  A name that ends with * stands for all names with that beginning that are no secrets."""
+"""Variables of every process.  A name that ends with * stands for all names with that beginning that are not secret."""
 FOLDERS = ("PEER_DATA_DIR", "PEER_RUNTIME_DIR", "PEER_CONFIG")
 """Variables of processes that look for a peer's folders."""
 COMPUTE = (
@@ -40,7 +40,7 @@ TERMINAL = (
 )
 DESKTOP = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY")
 SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-"""Words in names that only a list with the whole name lets through."""
+"""Words that mark a name as secret; a process gets such a variable only if its list has the whole name."""
 
 
 class ChildKind(Enum):
@@ -69,14 +69,14 @@ TRACKERS = {"tensorboard": ChildKind.TENSORBOARD, "wandb": ChildKind.WANDB, "mlf
 def child_environment(child: ChildKind, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a process of this kind, given ours.
 
-    Python finds our packages there, but none in the working directory.
+    With it, Python finds our packages, but no package in the working directory.
     """
     given = environment if child is ChildKind.SAME_PROGRAM else needed(child.value, environment)
     return {**given, "PYTHONPATH": python_path(environment), "PYTHONSAFEPATH": "1"}
 
 
 def needed(names: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with these names, of which some end with *."""
+    """Return the variables with these names; a name that ends with * stands for all names with that beginning."""
     exact, beginnings = frozenset(names), tuple(name[:-1] for name in names if name.endswith("*"))
     return {
         name: value

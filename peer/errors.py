@@ -44,9 +44,9 @@ MAX_SENTENCE_CHARACTERS, MAX_SENTENCES = 1000, 100
 
 
 def bounded(text: str) -> str:
-    """Return sentences, one a line, with the middle left out of long ones, so that the remedy at the end stays.
+    """Return the sentences, one per line; a long one loses its middle, so that the remedy at its end stays.
 
-    A sentence may repeat a name of any length from a file of somebody else.
+    A sentence may quote a name of any length from another person's file.
     """
     half = MAX_SENTENCE_CHARACTERS // 2
     lines = text.split("\n", MAX_SENTENCES)[:MAX_SENTENCES]

@@ -36,7 +36,7 @@ ATTEMPTS = 10
 
 
 class HeldFile:
-    """File of ours at `path`.  All methods raise OSError if its folder cannot be used."""
+    """File at `path` that this process can hold.  All methods raise OSError if its folder cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -214,9 +214,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_json(path: Path, limit: int) -> Any:
-    """Return the content of a small JSON file; None if it is missing or damaged, or is no file but a pipe or a device.
+    """Return the content of a small JSON file; None if it is missing or damaged, or not a regular file.
 
-    limit: bytes that are read at most.  Blocking.
+    limit: largest number of bytes to read.  Blocking.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

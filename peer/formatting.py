@@ -57,7 +57,7 @@ def columns(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text` cut to `width` columns, without what `clean` leaves out."""
+    """Return `text` cut to `width` columns, without the characters that `clean` removes."""
     if text.isascii() and text.isprintable():
         return text[: max(0, width)]
     taken, kept = 0, []
@@ -121,7 +121,7 @@ def trainer_line(status: PeerStatus) -> str:
     if not status.trainer_pid:
         return "none now"
     device = [clean(status.device, 40)] if status.device else []
-    on_gpu = not status.device.startswith("cpu")  # the measured speed of a processor with other programs says little
+    on_gpu = not status.device.startswith("cpu")  # on a processor that other programs use, the measured speed says little
     speed = [f"{100 * status.mfu:.0f} % of the GPU's speed (MFU)"] if status.mfu is not None and on_gpu else []
     busy = [f"trained {100 * status.busy_share:.0f} % of the last hour"] if status.busy_share is not None else []
     energy = [f"{1000 * status.joules_per_token:.1f} mJ a token"] if status.joules_per_token is not None else []
@@ -174,7 +174,7 @@ def contribution_rows(status: PeerStatus) -> list[tuple[str, str]]:
     place = f"; rank {given.rank} of {given.contributors}" if given.rank is not None else ""
     days = f", {given.days} days in a row" if given.days > 1 else ""
     counted = f"{given.rounds} of {many(status.round, 'round')}, the last {given.streak} in a row"
-    if given.streak > given.rounds:  # a peer that makes rollouts is a member of no round
+    if given.streak > given.rounds:  # a peer that makes rollouts is not a member of any round
         counted = f"the last {many(given.streak, 'round')} in a row"
     return [
         ("given", f"{amount(given.tokens_today)} tokens today, {amount(given.tokens)} in all{place}"),
@@ -185,7 +185,7 @@ def contribution_rows(status: PeerStatus) -> list[tuple[str, str]]:
 def limit_rows(status: PeerStatus) -> list[tuple[str, str]]:
     """Describe the planned rests of the peer, and the limits in force: a word and a text for each.
 
-    Nothing of a peer that has not read its computer yet, or is too old to tell.
+    Empty for a peer that has not read its computer yet, or whose version does not report the limits.
     """
     if status.computer is None:
         return []
@@ -206,7 +206,7 @@ def claimed_pace(known: SwarmPeer) -> str:
 def rounds_line(status: PeerStatus) -> str:
     """Describe the committed rounds: "104 rounds, the last 3 provisional: bob (…Ab12cd) has not confirmed them yet".
 
-    A recording does not tell which rounds are final, so nothing is said of that.
+    A recording does not tell which rounds are final, so the line of a recording does not say it.
     """
     text, provisional, away = many(status.round, "round"), status.provisional_rounds, status.unconfirmed_by
     if not status.round or not status.electors:
@@ -273,8 +273,8 @@ def rounded(times: float) -> float:
 def epochs_read(facts: RunDefinition, *, per_member: bool, most_members: int | None = None) -> str:
     """Describe how often a run reads its sources; empty if nothing is known.
 
-    per_member: True if the number is that of one member alone, because the run's total counts rounds.  most_members: of a
-    round; None if it is unknown.
+    per_member: True if the number is for one member alone, because the run's total counts rounds.  most_members: largest
+    number of members of a round; None if it is unknown.
     """
     times = sorted(facts.times_read.items(), key=lambda each: -each[1])
     if not times:
@@ -292,12 +292,12 @@ def epochs_read(facts: RunDefinition, *, per_member: bool, most_members: int | N
 
 
 def goal_done(status: PeerStatus) -> tuple[int, int]:
-    """Return how much of a run is done, and how much in all, by what ends it: its total, or data that is read no more."""
+    """Return the done amount and the whole amount of a run, measured by what ends it: its total, or the end of its data."""
     return (status.run_tokens, status.data_total) if status.data_total else (status.goal_done, status.goal_total)
 
 
 def goal_amount(status: PeerStatus) -> str:
-    """Format the part of the run that is done: "41 of 100 rounds (41 %)".  The status has a total."""
+    """Format the part of the run that is done: "41 of 100 rounds (41 %)".  The status must have a total."""
     part, whole = goal_done(status)
     is_tokens = status.goal_unit == "tokens" or status.data_total
     total = f"{amount(whole)} tokens" if is_tokens else many(whole, "round")

@@ -1,7 +1,7 @@
 """Check that Python would import the packages of this program, and not other ones with the same names.
 
-`kernels`, `trainer` and other packages have common names: other distributions use the same names, and so may folders and
-files in the folder in which `python -m peer` is started.  The first one on Python's path hides the others, and a package
+`kernels`, `trainer` and other packages have common names.  Another distribution may use the same name, and so may a folder
+or file in the folder in which `python -m peer` is started.  The first one on Python's path hides the others, and a package
 installed into the same environment overwrites ours.  Our packages are beside this one, and the `__init__` of each names its
 owner.
 """
@@ -33,14 +33,14 @@ def check_rooms() -> None:
             is_ours = False
         if not is_ours:
             raise PeerError(
-                f"{ours.parent} is not manyhands' own: it is damaged, or another package of that name was "
+                f"{ours.parent} is not a package of manyhands: it is damaged, or another package of that name was "
                 f"installed over it; {REMEDY}"
             )
         found = _place(name)
         if found is not None and found != ours:
             shown = found.parent if found.name == "__init__.py" else found
             raise PeerError(
-                f"{shown} hides the part of manyhands of that name; take it off Python's path (PYTHONPATH, or "
+                f"{shown} hides manyhands' package of the same name; remove it from Python's path (PYTHONPATH, or "
                 f"the folder you are in), or {REMEDY}"
             )
 

@@ -115,9 +115,9 @@ def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
 
 
 def to_pem(identity: Identity) -> bytes:
-    """Return the private key as PEM (PKCS #8, without a password), behind a line with the peer's ID.
+    """Return the private key as PEM (PKCS #8, without a password), after a line with the peer's ID.
 
-    Any 32 bytes are a key, so without this line a flipped bit would make another peer of this one.
+    Any 32 bytes are a key, so without this line a flipped bit would turn this peer into another one.
     """
     key = Ed25519PrivateKey.from_private_bytes(identity.seed)
     return OWNER + identity.peer_id.encode() + b"\n" + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -132,7 +132,7 @@ def parse_key(data: bytes) -> Identity:
         owner, _, text = text.removeprefix(OWNER).partition(b"\n")
         identity = parse_key(text)
         if identity.peer_id.encode() != owner.strip():
-            raise Malformed("its key is not that of the peer which it names")
+            raise Malformed("its key does not belong to the peer that it names")
         return identity
     if not text:
         raise Malformed("empty")

@@ -33,7 +33,7 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
-    """Return the absolute path of the data directory, without creating it.  option: from the command line.
+    """Return the absolute path of the data directory, without creating it.  option: value of --data-dir.
 
     Raises `PeerError` if it is a file.
     """

@@ -1,6 +1,6 @@
-"""Devices: which one a trainer computes on, in which precision, and how fast it multiplies matrices.
+"""Devices of a trainer: the choice of a device, its precision, and its measured speed of matrix products.
 
-In torch ROCm has CUDA's names. Nothing was run on ROCm, or on MPS, which is used only if it is named.
+In torch, ROCm uses CUDA's names. Nothing was run on ROCm, or on MPS, which is used only if it is named.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 BF16_GAIN = 1.2
-"""Least speed of bf16 products, as a multiple of fp32's, at which a trainer computes in bf16: conversions cost time, too."""
+"""Least speed of bf16 products, as a multiple of fp32's, at which a trainer computes in bf16: conversions also cost time."""
 CPU_SIZE, CPU_PEAK_SIZE, GPU_SIZE = 256, 512, 4096
 """Sizes of square matrices: without instructions for bf16, a CPU needs 0.04 s for the smallest, and 0.5 s for the next."""
 LEAST_REPEATS, REPEATS, LONGEST_S = 4, 8, 0.05
-"""Least and most products of a measurement, and the seconds after which no more begins than the least.
+"""Smallest and largest number of products in a measurement, and the seconds after which only the smallest number is
+completed.
 
-The fastest counts: others were disturbed, by 50 ms and more on a computer with much other work.
+The fastest product counts, because other programs may disturb a product, by 50 ms and more on a busy computer.
 """
 
 
@@ -53,7 +54,7 @@ def pick_devices(name: str, gpus: str, processes: int) -> tuple[torch.device, ..
     numbers = list(range(here)) if gpus == "all" else [int(number) for number in gpus.split(",")]
     missing = [number for number in numbers if number >= here]
     if missing or not numbers:
-        raise ValueError(f"--gpus {gpus} names GPUs that are not here; this computer has {here} of them, from 0")
+        raise ValueError(f"--gpus {gpus} names GPUs that this computer does not have; it has {here}, numbered from 0")
     return tuple(torch.device("cuda", number) for number in numbers)
 
 
@@ -88,7 +89,7 @@ def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def release_memory() -> None:
-    """Give back the GPU memory that torch has reserved and does not use."""
+    """Release the GPU memory that torch has reserved and does not use."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
@@ -107,11 +108,11 @@ class GpuMemory:
         self._before = torch.cuda.memory_allocated(self._device)
 
     def used(self) -> int:
-        """Return the most that was allocated since `begin`, beyond what was allocated then."""
+        """Return the peak of the memory allocated since `begin`, beyond the memory allocated then."""
         return torch.cuda.max_memory_allocated(self._device) - self._before
 
     def free(self) -> int:
-        """Return what could still have been allocated at that moment."""
+        """Return the memory that could still have been allocated at the peak."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return free + torch.cuda.memory_reserved(self._device) - torch.cuda.max_memory_allocated(self._device)
 

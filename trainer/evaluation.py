@@ -37,7 +37,7 @@ MOST_LOADS = 4
 def evaluation_tokens(config: TrainingConfig) -> int:
     """Return the number of held-out tokens of an evaluation.
 
-    It is equal for all rounds and members, so that losses compare.
+    The number is equal for all rounds and members, so that losses can be compared.
     """
     return min(MOST_TOKENS, max(LEAST_TOKENS, config.inner_steps * config.tokens_per_step // SHARE_OF_A_ROUND))
 
@@ -58,7 +58,8 @@ class EvaluationPlan:
     def of(cls, reading: CorpusReading, objective: RowsObjective, length: int, tokens: int, row: int = 0) -> EvaluationPlan:
         """Return windows that are spread over each source's held-out split.
 
-        The sources share `tokens` tokens as the mixture does at this row of the run, and each has a few windows at least.
+        The sources share `tokens` tokens as the mixture does at this row of the run, and each source has at least a few
+        windows.
         """
         shares, size = reading.weights(row), length * objective.unit_rows
         most = max(1, tokens // size)
@@ -72,7 +73,7 @@ class EvaluationPlan:
 
 
 class Evaluation:
-    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on the windows of a plan; then samples.
+    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on the windows of a plan, followed by samples.
 
     done, total: numbers of windows, and of tokens of the longest sample.
     """
@@ -85,7 +86,7 @@ class Evaluation:
         theta: F32,
         samples: Samples | None = None,
     ) -> None:
-        """Begin.  read: returns held-out windows; raises BlockMissing.  samples: to be written; None for none."""
+        """Begin.  read: returns held-out windows; raises BlockMissing.  samples: the samples to write; None for none."""
         self.total, self.done = len(plan.windows) + (samples.tokens if samples is not None else 0), 0
         self._samples = samples
         self._plan, self._totals = plan, SourceTotals(plan.reading.names)
@@ -95,7 +96,7 @@ class Evaluation:
     def loss(self) -> float:
         """Mean of the sources' losses by their shares, in nats per counted token, without the z-loss.
 
-        For preferences, the mean over the pairs.  All windows and samples must be done.
+        For preferences, the loss is the mean over the pairs.  All windows and samples must be done.
         """
         assert self.done == self.total
         return self._totals.mean(self._plan.shares)
@@ -120,7 +121,7 @@ class Evaluation:
         """Measure `count` more windows; once all are measured, write as many tokens of each sample.
 
         Stop early if `interrupted` returns True after a batch or a token. Do not call this during a step.  Raises
-        BlockMissing; what was measured before then counts.
+        BlockMissing; windows measured before then count.
         """
         stop, windows = min(self.total, self.done + count), self._plan.windows
         self._work.show(self._theta)

@@ -1,7 +1,7 @@
 """Commands that install the packages of an extra, or another build of torch, into the environment that runs this program.
 
-There is no distribution to install by name, and `pip` on a person's path belongs to another environment than the one that
-uv or pipx made for this program.
+The program is not published under a name that can be installed, and `pip` on a person's path belongs to another environment
+than the one that uv or pipx made for this program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 DISTRIBUTION = "manyhands"
 ROOT = Path(__file__).resolve().parent.parent
-"""Folder of our packages: in a copy of the source, the one with pyproject.toml."""
+"""Folder of our packages: in a copy of the source, the folder with pyproject.toml."""
 
 
 def packages_of(extra: str) -> list[str]:
@@ -28,7 +28,10 @@ def packages_of(extra: str) -> list[str]:
 
 
 def install_command(extra: str, *, again: bool = False) -> str:
-    """Return the shell command that installs an extra here.  again: also if its packages are installed, but do not work."""
+    """Return the shell command that installs an extra here.
+
+    again: True to install its packages even if they are installed.
+    """
     return command_for(packages_of(extra) or [f"{ROOT}[{extra}]"], again=again)
 
 
@@ -46,7 +49,8 @@ def command_for(packages: list[str], *, again: bool = False) -> str:
 def torch_command(version: str, build: str) -> str:
     """Return the shell command that puts another build of torch into the environment of this process.
 
-    version: torch's, which may name the installed build ("2.13.0+cpu").  build: "CUDA", which is that of PyPI, or another.
+    version: version of torch, which may name the installed build ("2.13.0+cpu").  build: "CUDA", which is PyPI's build, or
+    another.
     """
     torch = f"torch=={version.partition('+')[0]}"
     if build == "CUDA" and (_is_of_pipx() or not _is_of_uv()):

@@ -2,10 +2,10 @@
 
 This module imports only the standard library, so that the peer can use it without loading torch. On a CPU the estimate is
 exact enough to refuse a run (`python -m benchmarks.memory` compares it with real trainers), because this module also chooses
-the CPU's micro-batch, and the layers that the backward pass computes again. A larger micro-batch is no faster on a CPU. If
+the CPU's micro-batch, and the layers that the backward pass computes again. A larger micro-batch is not faster on a CPU. If
 it did not fit, the system would end the process, instead of raising an error on which the trainer could halve the
 micro-batch. On a GPU the trainer measures its first step and takes as much as fits (`trainer.optim`), so the estimate is for
-the least: a step with one sequence, of which all layers are computed again.
+the smallest step: one sequence, with all layers computed again.
 
 Shared memory (theta and the contribution) belongs to the peer and is not counted. The peer also counts the residual of error
 feedback, which has the same size on every device.
@@ -22,7 +22,8 @@ from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
 
 MB = 1 << 20
 EXIT_NO_MEMORY = 4
-"""Exit status of a trainer process whose memory is not enough.  Started again, it is told to spare memory."""
+"""Exit status of a trainer process whose memory is not enough.  When it is started again, the peer tells it to spare
+memory."""
 ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
 KEPT_BYTES = 4096 * MB
@@ -46,7 +47,7 @@ REFERENCE_TOKENS = 1 << 12
 CHOICE_BYTES = 36
 """Bytes per token of the vocabulary when a token is chosen: logit, 64 random bits in three places, noise (`sampling`)."""
 GPU_LOGIT_BYTES = 6
-"""Bytes held per logit in the language model's loss on a GPU: in bf16 and in fp32.  A CPU has one of them."""
+"""Bytes held per logit in the language model's loss on a GPU: in bf16 and in fp32.  A CPU holds only one of them."""
 POLICY_LOGIT_BYTES = 24
 """Bytes held per logit in the policy loss: the logit, the log-probability, the probability, gradients."""
 PREFERENCE_LOGIT_BYTES = 12
@@ -54,13 +55,13 @@ PREFERENCE_LOGIT_BYTES = 12
 STATE_BYTES = 16
 """Bytes of a parameter, its gradient and Adam's two moments, each in fp32."""
 MUON_STATE_BYTES = 12
-"""The same for a matrix that Muon updates, which has one moment."""
+"""Bytes of a parameter, its gradient and its only moment, for a matrix that Muon updates."""
 HELD = 0.45
 """Memory that a CPU's allocator holds in pieces too small to use, as a share of a step's need without large blocks."""
 MAX_HELD_BYTES = 256 * MB
-"""Limit on this memory: of longer rows, whose blocks are few and large, it takes a smaller share."""
+"""Limit on this memory; its share is smaller for longer rows, whose blocks are few and large."""
 LARGE_BYTES = 32 * MB
-"""Size of blocks that leave no such pieces."""
+"""Size of blocks that do not leave such pieces."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class TrainerWork(Enum):
 
 
 def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWork = TrainerWork.TRAIN) -> TrainerMemory:
-    """Estimate a trainer's memory; of several ranks, all host memory, and the memory of each GPU.
+    """Estimate a trainer's memory; for several ranks, the host memory of all, and the memory of each GPU.
 
     Only RL runs have other work than training; RL trainers also verify, and only trainers have several ranks. Rank 0 keeps
     the versions of an RL run, and verifies.
@@ -157,7 +158,7 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
     needed = _step_bytes(model, rows * length, setup.has_bf16, plan.recomputed, logit_bytes) + _copied_bytes(model, setup)
     if plan.recomputed and setup.device == "cpu":
         needed += 0 if setup.is_sharded else COMPILER_BYTES
-        needed += rows * length * _layer_bytes(model, setup.bf16)  # in other places than those of its first computation
+        needed += rows * length * _layer_bytes(model, setup.bf16)  # at other addresses than in its first computation
     if unit == 2:  # a CPU's allocator keeps what this took
         comparing = _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), setup.device)
         needed = needed + comparing if setup.device == "cpu" else max(needed, comparing)
@@ -165,7 +166,7 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
 
 
 def _copied_bytes(model: ModelConfig, setup: TrainerSetup) -> int:
-    """Return the memory of copies of parameters: in bf16, or those that a rank gathers, with their gradients.
+    """Return the memory of copies of parameters: copies in bf16, or tensors that a rank gathers, with their gradients.
 
     A rank gathers the tensors outside the layers, the layer that is computed, and the next one.
     """
@@ -185,7 +186,7 @@ class StepPlan:
 
 
 def step_plan(config: TrainingConfig, setup: TrainerSetup) -> StepPlan:
-    """Return how a rank divides a step: on a CPU as it will, on a GPU for the least memory."""
+    """Return the division of a rank's step: on a CPU the actual one, on a GPU the one that takes the least memory."""
     if setup.device != "cpu" or config.spares_memory:
         return StepPlan(1, config.model.layers)
     plan = cpu_plan(config.model, config.data.sequence_length, config.unit_rows, bf16=setup.bf16)
@@ -193,7 +194,7 @@ def step_plan(config: TrainingConfig, setup: TrainerSetup) -> StepPlan:
 
 
 def cpu_plan(model: ModelConfig, length: int, unit_rows: int = 1, *, bf16: bool = False) -> StepPlan:
-    """Return how a CPU divides a step of units of `unit_rows` sequences of `length` tokens."""
+    """Return a CPU's division of a step of units of `unit_rows` sequences of `length` tokens."""
     tokens = unit_rows * length
     units = ACTIVATION_BYTES // (tokens * _saved_bytes(model, bf16))
     if units:
@@ -228,7 +229,7 @@ def _state_bytes(config: TrainingConfig) -> int:
 def _saved_bytes(model: ModelConfig, bf16: bool, recomputed: int = 0) -> int:
     """Return the bytes per token that the forward pass keeps for the backward pass.
 
-    Of a layer that is computed again, only the input is kept, and the values of one such layer at a time.
+    A layer that is computed again keeps only its input; the values of one such layer at a time are in memory.
 
     Each layer keeps these vectors in fp32:
 
@@ -236,7 +237,7 @@ def _saved_bytes(model: ModelConfig, bf16: bool, recomputed: int = 0) -> int:
     * if queries and keys are normed: both before the norm;
     * one value for each head and each norm.
 
-    And these in the precision of products:
+    Each layer also keeps these vectors in the precision of products:
 
     * with the model's width: the inputs of attention and feed-forward, normed;
     * with the queries' width: the query, and the attention's output; with the keys' width: key and value;
@@ -288,7 +289,7 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 def _comparing_bytes(model: ModelConfig, tokens: int, device: str) -> int:
     """Return the memory of a pass with the reference weights over `tokens` tokens, before the first step.
 
-    The weights take the place of the gradient; on a CPU the file that they are read from counts, too.
+    The weights take the place of the gradient; on a CPU the file from which they are read also counts.
     """
     weights = 2 * model.parameters if device == "cpu" else 0
     return weights + tokens * _passing_values(model) * 4 + POLICY_LOGIT_BYTES * _logits(model, tokens)

@@ -1,7 +1,7 @@
-"""Objectives of training on rows: the language model's, and the preferences'; and statistics of them by source.
+"""Objectives of training on rows: the objectives of language models and of preferences, with statistics by source.
 
 An objective turns rows into a loss that can be differentiated, and into the loss of each **unit**, which is a row or a pair
-of rows.  The units' losses cost no pass of their own, and `SourceTotals` adds them up for each source.
+of rows.  The units' losses need no additional pass, and `SourceTotals` adds them up for each source.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class ObjectiveLoss(NamedTuple):
     statistics_s: Tensor | None = None
 
     def detached(self) -> ObjectiveLoss:
-        """Return the loss without what its gradient needs."""
+        """Return the loss without the graph for its gradient."""
         return ObjectiveLoss._make(None if each is None else each.detach() for each in self)
 
 
 class Objective(ABC, Generic[RowsT]):
     """Loss on rows.  unit_rows: number of rows in a unit; micro-batches hold whole units.
 
-    most_tokens: limit on the tokens of a micro-batch; None for what the device takes.
+    most_tokens: limit on the tokens of a micro-batch; None if only the device limits them.
     """
 
     unit_rows = 1
@@ -76,7 +76,7 @@ class Objective(ABC, Generic[RowsT]):
 
     @abstractmethod
     def loss(self, model: Decoder, rows: RowsT, z_loss: float) -> ObjectiveLoss:
-        """Return the loss of rows, of which there is at least one unit."""
+        """Return the loss of rows, which hold at least one unit."""
 
     @abstractmethod
     def weights_u(self, rows: RowsT) -> F64:
@@ -92,7 +92,7 @@ class ComparedObjective(Objective[RowsT]):
 
     @abstractmethod
     def log_probabilities(self, model: Decoder, rows: RowsT) -> Tensor:
-        """Return the log-probabilities of what counts in rows, (units, any), without gradient."""
+        """Return the log-probabilities of the counted tokens of rows, (units, any), without gradient."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class LanguageModelObjective(RowsObjective):
     """Mean loss over the counted tokens, in nats per token."""
 
     def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
-        """Return the loss as `Objective.loss` does; the mean is with `z_loss` times the max-z loss."""
+        """Return the loss as `Objective.loss` does; the mean includes `z_loss` times the max-z loss."""
         tokens, counts, documents = _tensors(rows, model)
         head = lambda hidden, weight: language_model_losses(hidden, weight, tokens[:, 1:], z_loss, counts)  # noqa: E731
         mean, nats_bt = through_head(model, tokens[:, :-1], documents, head)
@@ -182,7 +182,7 @@ def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Documen
 
 
 def on_host(values: Tensor) -> F64:
-    """Return values on the host, as they are added up."""
+    """Return values on the host, in the precision in which they are added up."""
     found: F64 = values.detach().double().cpu().numpy()
     return found
 
@@ -192,7 +192,7 @@ def on_host(values: Tensor) -> F64:
 
 
 class SourceTotals:
-    """Sums of losses for each source.  names: of the sources."""
+    """Sums of losses for each source.  names: names of the sources."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names

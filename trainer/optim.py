@@ -43,14 +43,14 @@ from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, hea
 
 @dataclass(frozen=True)
 class MomentSpan:
-    """Moments that lie here.  start: place of the first in the vector of all ranks.  values: (n,), a view."""
+    """Moments in this process.  start: place of the first moment in the vector of all ranks.  values: (n,), a view."""
 
     start: int
     values: Tensor
 
 
 class Optimiser(ABC):
-    """Rule that updates the parameters that lie here.
+    """Rule that updates the parameters in this process.
 
     steps: number of updates so far. mean: fp32 (n), mean of the gradient. square: fp32, mean of its square, for the
     parameters that AdamW updates, in the order of the layout. parameters: the parameters, gradients among them.
@@ -79,7 +79,7 @@ class Optimiser(ABC):
         return self.parameters.shards
 
     def spans(self) -> dict[str, list[MomentSpan]]:
-        """Return the moments that lie here, by the name of their vector."""
+        """Return the moments in this process, by the name of their vector."""
         return {
             "mean": _spans(self.mean, self.parameters.shards),
             "square": _spans(self.square, self.squares()),
@@ -108,7 +108,7 @@ def _views(vector: Tensor, shards: Sequence[TensorShard]) -> list[Tensor]:
 
 
 def _spans(vector: Tensor, shards: Sequence[TensorShard]) -> list[MomentSpan]:
-    """Return the values of a vector, of which each shard has its part, with their places in the vector of all ranks."""
+    """Return each shard's values of a vector, with their places in the vector of all ranks."""
     spans, begin = [], 0
     for shard, values in zip(shards, _views(vector, shards), strict=True):
         spans.append(MomentSpan(begin + shard.start - shard.place.offset, values.view(-1)))
@@ -142,7 +142,10 @@ class AdamW(Optimiser):
         shards: Sequence[TensorShard] | None = None,
         means: Sequence[Tensor] | None = None,
     ) -> None:
-        """Make an optimiser.  shards: what to update; None for all.  means: memory for their means; None for its own."""
+        """Make an optimiser.
+
+        shards: the shards to update; None for all.  means: memory for their means; None to allocate it.
+        """
         super().__init__(parameters, config)
         self._shards = parameters.shards if shards is None else shards
         count, device = sum(shard.count for shard in self._shards), parameters.device
@@ -195,7 +198,8 @@ ORTHOGONAL_STEPS = 5
 ORTHOGONAL_TERMS = (3.4445, -4.7750, 2.0315)
 """Steps and coefficients of the Newton-Schulz iteration (Jordan et al. 2024, "Muon")."""
 RMS_OF_ADAMW = 0.2
-"""Root mean square of AdamW's updates divided by the rate, which Muon's are given (Liu et al. 2025, section 2.2)."""
+"""Root mean square of AdamW's updates divided by the rate; Muon's updates are scaled to it (Liu et al. 2025, section
+2.2)."""
 
 
 class Muon(Optimiser):
@@ -276,13 +280,13 @@ TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"
 SHARE = 0.02
 """Largest share of the time spent on writing; a file that takes long to write is therefore written less often."""
 STREAMED_SHARE = 0.005
-"""The same in a streamed run, where writing takes time from training instead of from waiting for an exchange."""
+"""Share in a streamed run, in which writing takes time from training instead of from waiting for an exchange."""
 MOST_STEPS = 1 << 40
-"""Most updates that a file may name."""
+"""Largest number of updates that a file may give."""
 BLOCK = 1 << 20
 """Count of values copied from the device at a time."""
 CHECKSUM_BYTES = 4
-"""Bytes at the end of the file, a tensor to other programs."""
+"""Bytes of the checksum at the end of the file, which other programs read as a tensor."""
 
 
 class MomentsFile:
@@ -295,7 +299,7 @@ class MomentsFile:
         """Number of updates that the moments in the file contain, if known."""
 
     def restore(self, optimiser: Optimiser) -> bool:
-        """Load the moments from the file; return True if the optimiser continues with them, at all ranks or at none.
+        """Load the moments from the file; return True if the optimiser continues with them, which is the same for all ranks.
 
         A damaged or unsuitable file is not changed, and is named in the log, because missing moments must not stop training.
         """
@@ -317,15 +321,15 @@ class MomentsFile:
     def store(self, optimiser: Optimiser, ranks: Ranks | None = None) -> None:
         """Write the moments atomically, with a checksum; do nothing if recent writing took more than its share of the time.
 
-        ranks: each writes its own, by `write`; None for one.  A write error, such as a full disk, is logged, and the trainer
-        continues; a restart then needs a warm-up.
+        ranks: all ranks, each of which writes its own moments with `write`; None for one.  A write error, such as a full
+        disk, is logged, and the trainer continues; a restart then needs a warm-up.
         """
         begun, ranks = time.monotonic(), ranks or Ranks()
         if optimiser.steps in (0, self._stored) or begun < self._due_at:
             return
         unfinished = self.path.with_name(f".{self.path.name}.new")
         try:
-            unfinished.unlink(missing_ok=True)  # of a process that was killed
+            unfinished.unlink(missing_ok=True)  # left by a process that was killed
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
                 places = _places(optimiser)
@@ -350,14 +354,14 @@ class MomentsFile:
         self._due_at = ended + (ended - begun) / self._share
 
     def remove(self) -> None:
-        """Remove the file, because training with these moments, perhaps damaged, gave numbers that are not finite."""
+        """Remove the file after training with its moments, which may be damaged, gave numbers that are not finite."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             print(f"the optimiser's moments in {self.path} were not removed: {error.strerror}", file=sys.stderr)
 
     def write(self, optimiser: Optimiser, path: Path) -> str:
-        """Write the moments that lie here into a file with a header; return a sentence if that fails, otherwise nothing."""
+        """Write this process's moments into a file with a header; return a sentence if that fails, otherwise ""."""
         places = _places(optimiser)
         body, spans = len(header_of(places, ExportFormat.FP32)), optimiser.spans()
         spans["steps"] = [MomentSpan(0, torch.tensor([float(optimiser.steps)]))]
@@ -408,7 +412,7 @@ def _places(optimiser: Optimiser) -> list[ParameterPlace]:
 
 
 def _checksum(file: BinaryIO) -> bytes:
-    """Return the CRC-32 of a file of moments without its end, where the checksum is; the file is then read up to there."""
+    """Return the CRC-32 of a file of moments without the checksum at its end; the file is then read up to that checksum."""
     found, left = 0, os.fstat(file.fileno()).st_size - CHECKSUM_BYTES
     file.seek(0)
     while left > 0 and (data := file.read(min(left, 4 * BLOCK))):
@@ -424,7 +428,7 @@ Result = TypeVar("Result")
 
 
 FILLED = 0.9
-"""Share of the free memory that the largest micro-batch may take, as far as it was measured."""
+"""Share of the free memory that the largest micro-batch may take, estimated from the measured unit."""
 
 
 class MicroBatches:
@@ -445,7 +449,7 @@ class MicroBatches:
         self._most = 1 << 30
 
     def run(self, units: int, compute: Callable[[int], Result]) -> Result:
-        """Call `compute` with `units`, or with the most units that fit; halve it if memory runs out, and remember.
+        """Call `compute` with `units`, or with the most units that fit; halve and remember the number if memory runs out.
 
         After halving, `compute` starts from the beginning. Raises OutOfMemoryError if one unit does not fit, even if all
         layers are computed again.
@@ -466,7 +470,7 @@ class MicroBatches:
                 release_memory()
 
     def _measured(self, compute: Callable[[int], Result]) -> Result:
-        """Compute one unit at a time, and find from its memory how many fit at once."""
+        """Compute one unit at a time, and determine from its memory the number that fits at once."""
         assert self._memory is not None
         self._memory.begin()
         result = compute(1)
@@ -481,7 +485,10 @@ class MicroBatches:
 
 
 class StepLoss(NamedTuple):
-    """Loss of a step before its update.  mean: of the whole, with the z-loss.  parts: losses of each micro-batch's units."""
+    """Loss of a step before its update.
+
+    mean: mean loss of the whole step, with the z-loss.  parts: losses of each micro-batch's units.
+    """
 
     mean: float
     parts: tuple[UnitLosses, ...]
@@ -491,7 +498,7 @@ class StepLoss(NamedTuple):
 class PendingLoss:
     """Loss of a step that a GPU may still be computing.
 
-    found: rows of this rank, their loss, and its weight in the whole mean, for each micro-batch.
+    found: for each micro-batch, the rows of this rank, their loss, and its weight in the whole mean.
     """
 
     objective: Objective[Any]
@@ -507,13 +514,13 @@ class PendingLoss:
 
 
 def part_of(rows: RowsT, units: range, objective: Objective[Any]) -> RowsT:
-    """Return some units of rows; the first, to be computed for nothing beside other ranks, if there are none."""
+    """Return some units of rows; if there are none, the first unit, which is computed in vain so that ranks stay in step."""
     unit = objective.unit_rows
     return rows[units.start * unit : units.stop * unit] if units else rows[:unit]
 
 
 def units_at_once(objective: Objective[Any], rows: StepRows, units: int) -> int:
-    """Return how many of `units` units of rows may be computed at once, as far as the objective limits them."""
+    """Return the number of `units` units of rows that the objective allows to be computed at once."""
     if objective.most_tokens is None:
         return units
     return min(units, max(1, objective.most_tokens // (objective.unit_rows * rows.length)))
@@ -522,8 +529,8 @@ def units_at_once(objective: Objective[Any], rows: StepRows, units: int) -> int:
 class InnerLoop:
     """Inner loop of a model: its optimiser, and the micro-batch size that fits this device.
 
-    objective: the loss on rows; None for the language model's.  ranks: the processes that share the model, each of which
-    calls the same methods; None for one.  spares_memory: True to compute one unit at a time, and all layers again.
+    objective: the loss on rows; None for the loss of a language model.  ranks: the processes that share the model, each of
+    which calls the same methods; None for one.  spares_memory: True to compute one unit at a time, and all layers again.
     """
 
     def __init__(

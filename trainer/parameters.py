@@ -41,9 +41,10 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class TensorShard:
-    """Rows of a tensor that lie in this process, as views; there may be none.
+    """Rows of a tensor in this process, as views; their number may be 0.
 
-    place: of the whole tensor.  start: place of the rows' first value in the flat vector.  gradient: of `values`.
+    place: place of the whole tensor.  start: place of the rows' first value in the flat vector.  gradient: gradient of
+    `values`.
     """
 
     place: ParameterPlace
@@ -65,7 +66,7 @@ class LocalParameters(ABC):
     """Parameters of `model` that lie in this process.
 
     shards: one for each tensor, in order.  ranks: number of processes that share the model.  shows_in_place: True if `show`
-    copies nothing.
+    does not copy.
     """
 
     ranks = 1
@@ -89,8 +90,8 @@ class LocalParameters(ABC):
     ) -> float:
         """Encode theta minus the parameters into `out`, which the ranks share; return the norm of the difference.
 
-        start: place of the fragment that `layouts` divide; values beyond the parameters are 0.  residual: what earlier
-        differences left out, added and replaced as `Codec.encode_range` describes; None without error feedback.  `out` is
+        start: place of the fragment that `layouts` divide; values beyond the parameters are 0.  residual: the remainder of
+        earlier differences, added and replaced as `Codec.encode_range` describes; None without error feedback.  `out` is
         complete when the method returns at any rank.  Raises NotFinite at all ranks, or at none.
         """
 
@@ -100,7 +101,7 @@ class LocalParameters(ABC):
 
     @abstractmethod
     def merge(self, theta: F32, span: range) -> None:
-        """Take over the result of a contribution to this span, which is in `theta`: add what was learned since `keep`.
+        """Take over the result of a contribution to this span, in `theta`: add the change of the parameters since `keep`.
 
         The parameters become theta + (parameters - kept parameters).  Streaming DiLoCo (Douillard et al. 2025) blends theta
         and the parameters instead; the sum needs no constant and loses less (docs/results/diloco.md).
@@ -110,12 +111,12 @@ class LocalParameters(ABC):
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
         """Return a model with the parameters `theta`, to be used without gradients and not in a step; then call `hide`.
 
-        Needs no memory: what lies on the device takes the place of the gradient, which has no use between two steps.
+        No memory is needed: parameters on the device take the place of the gradient, which is unused between two steps.
         """
 
     @abstractmethod
     def hide(self) -> None:
-        """Undo `show`: the parameters are as before, and the gradient is undefined."""
+        """Undo `show`: restore the parameters; the gradient is then undefined."""
 
     @abstractmethod
     def zero_gradient(self) -> None:
@@ -126,7 +127,7 @@ class LocalParameters(ABC):
         """Scale the gradient so that its norm over all ranks is at most `most`."""
 
     def of_whole(self, compute: OfMatrix, parts: Sequence[Tensor], matrices: Sequence[TensorShard]) -> list[Tensor]:
-        """Apply `compute` to whole matrices, at most as many as ranks; return the local rows of the results.
+        """Apply `compute` to whole matrices, at most one for each rank; return the local rows of the results.
 
         parts: the local rows of the matrices.  matrices: the shards to which they belong.
         """
@@ -149,7 +150,7 @@ class WholeParameters(LocalParameters):
         super().__init__(model, shards)
         self.shows_in_place = reads_where_it_lies(model.device)
         self._shown: tuple[F32, Decoder] | None = None
-        """Parameters that are shown where they lie, and the model over them."""
+        """Parameters that `show` uses in place, and the model over them."""
         self._encoder = DifferenceEncoder(model.device)
         self._kept: Tensor | None = None
 
@@ -254,7 +255,7 @@ class DifferenceEncoder:
     def encode(self, part: ChunkPart, theta: F32, values: Tensor, residual: F32 | None) -> float:
         """Encode theta minus `values` as a part of a chunk; return the sum of the difference's squares.  Raises NotFinite.
 
-        theta, residual: of the whole flat vector; the residual is replaced.  values: of the part alone.
+        theta, residual: whole flat vectors; the residual is replaced.  values: values of the part alone.
         """
         base, left = theta[part.start : part.stop], None if residual is None else residual[part.start : part.stop]
         if not self._on_host:
@@ -273,7 +274,7 @@ class DifferenceEncoder:
 
 
 def encode_on_host(part: ChunkPart, base: F32, values: Tensor, residual: F32 | None) -> float:
-    """Encode as `DifferenceEncoder.encode` does; all arguments are of the part alone."""
+    """Encode as `DifferenceEncoder.encode` does; all arguments cover the part alone."""
     difference = base - values.cpu().numpy()
     square = float(np.sum(np.square(difference, dtype=np.float64)))
     try:
@@ -297,7 +298,7 @@ def encode_last(part: ChunkPart, theta: F32, values: Tensor, residual: F32 | Non
 
 
 def encode_on_gpu(part: ChunkPart, base: F32, values: Tensor, residual: F32 | None) -> float:
-    """Encode as `encode_on_host` does, and with its bytes, on the GPU on which `values` lie.
+    """Encode as `encode_on_host` does, to the same bytes, on the GPU that holds `values`.
 
     Only theta and the residual are copied there, and the encoded bytes and the residual back.
     """

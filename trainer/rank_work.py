@@ -1,7 +1,7 @@
-"""Work of one rank of a trainer: on its part of the parameters, and on its share of the rows.
+"""Work of one rank of a trainer, which has a part of the parameters and a share of the rows.
 
-A trainer of one process has one rank, which does everything. With several, rank 0 calls the methods of its `RankWork`, each
-of which tells the other ranks to call the same (`trainer.ranks`); these run in `serve`.
+A trainer of one process has one rank, which does everything. With several ranks, rank 0 calls the methods of its `RankWork`.
+Each method tells the other ranks, which run `serve`, to call the same method (`trainer.ranks`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Course:
 
 
 def courses_of(config: TrainingConfig, folder: Path | None) -> dict[CourseName, Course]:
-    """Return the courses of a run.  folder: of the optimisers' moments; None to keep none."""
+    """Return the courses of a run.  folder: folder of the optimisers' moments; None to keep none."""
     share = STREAMED_SHARE if config.is_streamed else SHARE
     text, rollouts = (MomentsFile(folder / name, share) if folder is not None else None for name in (TEXT, ROLLOUTS))
     courses = {CourseName.ROWS: Course(objective_of(config), config.inner, text)}
@@ -80,7 +80,10 @@ def courses_of(config: TrainingConfig, folder: Path | None) -> dict[CourseName, 
 
 
 def layouts_of(config: TrainingConfig) -> Layouts:
-    """Return the chunks of a run's contributions, which are to a fragment.  Raises ValueError for an unknown codec."""
+    """Return the chunks of a run's contributions, each of which is to a fragment.
+
+    Raises ValueError for an unknown codec.
+    """
     codec = codec_named(config.codec)
     values = fragment_length(config.model.parameters, codec.block, config.fragments)
     return chunk_layouts(codec, values, config.chunk_parameters)
@@ -101,7 +104,10 @@ class RankWork:
         *,
         spares_memory: bool = False,
     ) -> None:
-        """Make the work of a rank, which begins with rows if there are any.  ranks: None for this process alone."""
+        """Make the work of a rank, which begins with the course of rows if the run has one.
+
+        ranks: None for this process alone.
+        """
         self.parameters, self.layouts = parameters, layouts
         count = parameters.model.config.parameters
         self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
@@ -126,7 +132,7 @@ class RankWork:
         return self._inner
 
     def take(self, name: CourseName) -> None:
-        """Turn to a course, if it is another one; the optimiser of the last one is dropped, because memory is for one."""
+        """Change to a course, dropping the optimiser of another course, because memory suffices for only one."""
         if name is not self._name:
             with self._ranks.operation("take", name):
                 self._name, self._inner = name, None
@@ -139,7 +145,7 @@ class RankWork:
             self._ranks.collect(None)
 
     def go_on(self, theta: F32, fragment: int) -> None:
-        """Go on from the own parameters, the last contribution of which was to `fragment`; call `merge` before the next one.
+        """Continue from our own parameters, whose last contribution was to `fragment`; call `merge` before the next.
 
         A process that has not made that contribution begins with theta.
         """
@@ -155,7 +161,7 @@ class RankWork:
             self._ranks.collect(None)
 
     def merge(self, theta: F32) -> None:
-        """Take over the result of the last contribution, which is in theta, beside what was learned since."""
+        """Take over the result of the last contribution, which is in theta, without losing later training."""
         assert self._kept is not None
         with self._ranks.operation("merge"):
             self.parameters.merge(theta, self._span(self._kept))
@@ -210,7 +216,7 @@ class RankWork:
     def log_probabilities(self, name: CourseName, rows: StepRows) -> F32 | None:
         """Return the log-probabilities of the rows of a course, (units, any), at rank 0; None at others.
 
-        They are those under the parameters that `show_reference` shows, otherwise under the rank's own.
+        The parameters are those that `show_reference` shows, otherwise the rank's own.
         """
         objective, model = self._courses[name].objective, self._shown or self.parameters.model
         assert isinstance(objective, ComparedObjective)
@@ -242,7 +248,7 @@ class RankWork:
             moments.store(self._inner.optimiser, self._ranks)
 
     def remove_moments(self) -> None:
-        """Remove the file of the moments, so that a later process begins without."""
+        """Remove the file of the moments, so that a later process begins without moments."""
         if (moments := self._courses[self._name].moments) is not None:
             moments.remove()
 
@@ -255,7 +261,7 @@ class RankWork:
 
 
 def compile_layers(model: Decoder, config: TrainingConfig) -> None:
-    """Have the layers compiled if the configuration wants it, and if there is a compiler."""
+    """Have the layers compiled if the configuration asks for it and a compiler is available."""
     if config.compiles == "off" or (config.compiles == "auto" and not is_gpu(model.device)):
         return
     try:
@@ -269,13 +275,13 @@ def compile_layers(model: Decoder, config: TrainingConfig) -> None:
 
 
 def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
-    """Do what rank 0 says until it ends, which ends this process, or until an operation fails; return the exit status."""
+    """Do the operations that rank 0 orders until it ends, which ends this process, or one fails; return the exit status."""
     if sys.platform == "linux":
         from trainer.environments.confinement import PR_SET_PDEATHSIG, prctl
 
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # ends us even if we are stopped, or a library holds all threads
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # ends this process even if it is stopped, or a library holds all threads
     connection = Connection(fd)
-    inbox = OperationInbox(connection)  # ends us if rank 0 ended before
+    inbox = OperationInbox(connection)  # ends this process if rank 0 has already ended
     order: RankOrder = inbox.next()
     try:
         work = _joined(order, connection)
@@ -285,7 +291,7 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
         while True:
             _perform(work, inbox.next(), theta, out)
     except Exception as error:  # noqa: BLE001 - a rank ends with any error, and all others with it
-        threading.Event().wait(2 * SETTLE_S)  # rank 0, if it met the same error or an end, reports that and ends us
+        threading.Event().wait(2 * SETTLE_S)  # if rank 0 met the same error or an end, it reports that and ends this process
         traceback.print_exc()
         print(f"rank {order.number}: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_NO_MEMORY if isinstance(error, OUT_OF_MEMORY) else 1

@@ -1,16 +1,16 @@
 """Ranks: the processes of a trainer that share one model.
 
-Rank 0 is the process that the peer has started, and alone talks to it. It starts the others, tells them each operation
-before it begins the same operation itself, and collects their results. Operations are whole steps, so that nothing is
-decided within one. The messages go through a socket for each rank; gloo and NCCL carry only parameters and gradients
-(`trainer.sharding`).
+Rank 0 is the process that the peer has started, and only rank 0 communicates with the peer. It starts the others, tells them
+each operation before it begins the same operation itself, and collects their results. Operations are whole steps, so that
+nothing is decided within one. The messages go through a socket for each rank; gloo and NCCL carry only parameters and
+gradients (`trainer.sharding`).
 
-They find each other in a file that only this user can open. Their connections go over 127.0.0.1, which every user of the
-computer reaches, so each rank proves over each connection that it knows a secret of this trainer.
+The ranks find each other through a file that only this user can open. Their connections go over 127.0.0.1, which every user
+of the computer can reach, so each rank proves over each connection that it knows a secret of this trainer.
 
 The ranks end together. A rank ends when its socket closes, whatever it is doing, and rank 0 ends when another rank ends: its
-own part of the model is worth nothing then, and some libraries wait for ever for a rank that is gone. The peer then starts
-the trainer again.
+own part of the model is then worthless, and some libraries wait forever for a rank that has ended. The peer then starts the
+trainer again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Result = TypeVar("Result")
 
 SECRET_BYTES = 32
 SETTLE_S = 2.0
-"""Seconds in which a rank with an error waits for the end, or the report, of the rank that has met it first."""
+"""Seconds in which a rank with an error waits for the end, or the report, of the rank that met the error first."""
 
 
 class Ranks:
-    """Ranks of a trainer, as one of them sees them; this class is for the one rank of a trainer of one process.
+    """Ranks of a trainer from the view of one of them; this class is for the single rank of a trainer of one process.
 
-    number: of this rank, from 0.  count: of ranks.  are_together: False after an error within an operation, which another
-    rank may still be in; then all have to end.
+    number: number of this rank, from 0.  count: number of ranks.  are_together: False after an error within an operation,
+    which another rank may still be in; then all have to end.
     """
 
     number = 0
@@ -70,7 +70,7 @@ class Ranks:
             raise
 
     def spans(self, units: int, most: int) -> Iterator[range]:
-        """Yield the units that this rank computes, at most `most` at a time; as often at each rank, and perhaps none."""
+        """Yield the units that this rank computes, at most `most` at a time, perhaps 0; every rank yields equally often."""
         each = -(-units // self.count)
         begin, end = (min(units, number * each) for number in (self.number, self.number + 1))
         for at in range(begin, begin + each, most):
@@ -81,8 +81,9 @@ class Ranks:
 class RankOrder:
     """First message to a rank.
 
-    devices: names of all ranks' devices.  dtype: precision of products.  folder: of the optimisers' moments; None to keep
-    none.  store: path of the file in which the ranks find each other.  secret: random bytes, by which each knows the others.
+    devices: names of all ranks' devices.  dtype: precision of products.  folder: folder of the optimisers' moments; None to
+    keep none.  store: path of the file in which the ranks find each other.  secret: random bytes, with which the ranks
+    recognise each other.
     """
 
     number: int
@@ -95,7 +96,7 @@ class RankOrder:
 
 
 class FollowingRank(Ranks):
-    """Rank other than rank 0, as it sees itself."""
+    """Rank other than rank 0, in its own process."""
 
     def __init__(self, order: RankOrder, connection: Connection) -> None:
         self.number, self.count = order.number, len(order.devices)
@@ -108,14 +109,14 @@ class FollowingRank(Ranks):
 
 
 class LeadingRank(Ranks):
-    """Rank 0, with the processes of the others.  store: path of the file in which they find each other."""
+    """Rank 0, with the processes of the other ranks.  store: path of the file in which they find each other."""
 
     def __init__(self, order: RankOrder, shared_fds: Sequence[int], on_end: Callable[[str, int], None]) -> None:
         """Start the other ranks, and meet them.  Call it in the main thread: Linux ends the ranks with the thread.
 
-        order: for rank 0; its store and secret are chosen here.  shared_fds: descriptors of theta and the contribution, in
-        memory that peer and ranks share.  on_end: called in a thread, with a sentence and the exit
-        status, when another rank ends.
+        order: the order for rank 0; its store and secret are chosen here.  shared_fds: descriptors of theta and the
+        contribution, in memory that peer and ranks share.  on_end: called in a thread, with a sentence and the exit status,
+        when another rank ends.
         """
         from trainer.sharding import join_group
 
@@ -168,8 +169,8 @@ class LeadingRank(Ranks):
 def _store_path() -> str:
     """Return the path of a new file for the ranks' store, which only this user can open, unlike a port of 127.0.0.1.
 
-    On Linux it has no name in any folder, and ends with this process.  It stays open until then: torch's store writes to its
-    path even at its own end, when another file could have the number.
+    On Linux it has no name in any folder, and ends with this process.  The file stays open until then, because torch's store
+    writes to its path even at its own end, when another file could have the same descriptor.
     """
     fd, path = tempfile.mkstemp(prefix="manyhands-ranks-")
     if sys.platform != "linux":
@@ -199,7 +200,7 @@ Operation = tuple[str, int, Sequence[Any]]
 
 
 class OperationInbox:
-    """Messages of rank 0, which a thread reads, so that its end ends this process at once."""
+    """Messages of rank 0; a thread reads them, so that the end of rank 0 ends this process at once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

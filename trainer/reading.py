@@ -22,7 +22,7 @@ from trainer.environments.records import ALL, SolveRates
 from trainer.environments.registry import open_named
 
 TOKENIZER = "tokenizer.json"
-"""Name of the file among those of a run."""
+"""Name of the tokenizer among the files of a run."""
 
 
 def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
@@ -30,13 +30,13 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
     if config.tokenizer is None:
         if config.model.vocab < ByteTokenizer.vocab:
             raise ValueError(
-                f"the run reads bytes, which are {ByteTokenizer.vocab} tokens, and its model has {config.model.vocab}; make "
+                f"the run reads bytes, which are {ByteTokenizer.vocab} tokens, but its model has {config.model.vocab}; make "
                 "model.vocab 256, or give the run the model's tokenizer"
             )
         return TemplatedTokenizer(ByteTokenizer(), "plain" if config.data.format == "chat" else "raw")
     file = TokenizerFile(_file(config, TOKENIZER), tuple(config.tokenizer.ends))
     if file.vocab > config.model.vocab:
-        raise ValueError(f"the run's tokenizer has {file.vocab} tokens, more than its model's {config.model.vocab}")
+        raise ValueError(f"the run's tokenizer has {file.vocab} tokens, more than its model ({config.model.vocab})")
     return TemplatedTokenizer(file, config.tokenizer.template)
 
 
@@ -48,7 +48,7 @@ def with_own_sources(config: TrainingConfig) -> TrainingConfig:
     corpus, length = StoredCorpus.read(_file(config, OWN_CORPUS)), config.data.sequence_length
     rows = {name: rows for name, source in corpus.sources.items() if (rows := corpus.rows(source.train, length))}
     if not rows:
-        raise ValueError(f"this member's own data has no row of data.sequence_length ({length}); give more data")
+        raise ValueError(f"this member's own data has no row of data.sequence_length ({length}); add more data")
     scale = MAX_WEIGHTS // len(rows)
     weights = [max(1, each * scale // max(rows.values())) for each in rows.values()] if len(rows) > 1 else [1]
     sources = [SourceConfig(name=name, corpus=OWN_CORPUS, source=name) for name in rows]
@@ -71,7 +71,7 @@ def reading_of(config: TrainingConfig) -> CorpusReading:
                 f"the corpus {name} has {corpus.vocab} tokens, more than the run's model ({config.model.vocab})"
             )
         if corpus.kind != data.format:
-            raise ValueError(f'the corpus {name} has rows of the kind "{corpus.kind}", and data.format is "{data.format}"')
+            raise ValueError(f'the corpus {name} has rows of the kind "{corpus.kind}", but data.format is "{data.format}"')
         folders[name] = CorpusFolder(corpus, blocks)
     return CorpusReading(
         [MixedSource(source.name, folders[source.corpus], source.source) for source in data.sources],

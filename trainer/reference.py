@@ -1,6 +1,6 @@
 """Reference weights, and the log-probabilities of preferences under them, which are computed before the first step.
 
-A run with a KL term, or with preferences, compares its model with weights of the past.  The peer keeps them as a file of
+A run with a KL term, or with preferences, compares its model with earlier weights.  The peer keeps them as a file of
 bf16 values.  They are needed only before the first step of some work, in one pass without gradients, and take no memory
 while the trainer learns.
 """
@@ -20,13 +20,13 @@ F32 = npt.NDArray[np.float32]
 
 BLOCK = 1 << 20
 MOST_KNOWN = 1 << 18
-"""Number of pairs whose log-probabilities are kept, about 60 MB; with more, all are computed again when needed."""
+"""Number of pairs whose log-probabilities are kept, about 60 MB; with more pairs, all are computed again when needed."""
 INITIAL = "initial.bf16"
 """Name of the file in which a trainer keeps the weights that a run of preferences began with."""
 
 
 class ReferenceWeights:
-    """Parameters in a file of bf16 values, which are read where they are asked for.  shape: (n,)."""
+    """Parameters in a file of bf16 values, which are read only where they are needed.  shape: (n,)."""
 
     def __init__(self, path: Path, count: int) -> None:
         """Open a file.  count: number of parameters of the model.
@@ -36,7 +36,7 @@ class ReferenceWeights:
         self._values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
         self.shape = self._values.shape
         if self.shape != (count,):
-            raise ValueError(f"the reference weights have {self._values.size} parameters, and the model has {count}")
+            raise ValueError(f"the reference weights have {self._values.size} parameters, but the model has {count}")
 
     def __len__(self) -> int:
         """Return the number of parameters."""
@@ -66,16 +66,16 @@ def write_reference(path: Path, theta: F32) -> None:
 
 
 class ReferenceLog:
-    """Log-probabilities of pairs under the reference weights: for each pair, of its chosen and its rejected text.
+    """Log-probabilities of pairs under the reference weights: two for each pair, for the chosen and the rejected text.
 
-    They lie in memory, because a member seldom reads a pair again: each epoch leases its rows anew.
+    The log is in memory, because a member seldom reads a pair again: each epoch leases its rows anew.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] = {}
 
     def missing(self, pairs: Iterable[int]) -> list[int]:
-        """Return the pairs, each once and in order, whose values are not known."""
+        """Return the pairs whose values are not known, each once and in order."""
         return [pair for pair in sorted(set(pairs)) if pair not in self._known]
 
     def put(self, pairs: Sequence[int], values: F32) -> None:

@@ -1,4 +1,4 @@
-"""Samples: short completions of a run's prompts, by which people see how a model's texts change from round to round.
+"""Samples: short completions of a run's prompts, which show people how a model's texts change from round to round.
 
 The sampling's noise is the same in every evaluation, so that the same parameters give the same text, apart from rounding.
 Each token is computed from the whole text again: without keys and values of earlier tokens, samples need no memory, and
@@ -19,19 +19,19 @@ from trainer.generate.sampling import choose, stream_key
 from trainer.models.llama.model import Decoder, through_head
 
 TEMPERATURE = 0.7
-"""Temperature of the sampling.  Without noise small models repeat themselves; more noise hides what they know."""
+"""Temperature of the sampling.  Without noise small models repeat themselves; more noise hides their knowledge."""
 MOST_CHARACTERS = 1000
-"""Most characters of a text for people that are told to the peer, which shows fewer."""
+"""Largest number of characters of a text that the peer gets; it shows fewer to people."""
 
 
 NextTokens = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[int]]
-"""Function that chooses tokens as `next_tokens` does, with the model that writes."""
+"""Function that chooses tokens as `next_tokens` does, with the writing model."""
 
 
 class Samples:
     """Completions of a run's prompts, all of which grow by a token at a time.
 
-    tokens: most tokens of each.  A prompt that the tokenizer refuses is not completed.
+    tokens: largest number of tokens of each.  A prompt that the tokenizer refuses is not completed.
     """
 
     def __init__(self, config: TrainingConfig, tokenizer: TemplatedTokenizer) -> None:
@@ -65,7 +65,7 @@ class Samples:
 
 
 def _encoded(prompt: str, tokenizer: TemplatedTokenizer, *, converses: bool) -> list[int]:
-    """Return the tokens of a prompt, as a message of the user if the model learns conversations; none if it is refused."""
+    """Return the tokens of a prompt, as a user message if the model learns conversations; none if it cannot be encoded."""
     try:
         return tokenizer.prompt(prompt) if converses else tokenizer.encode(prompt)
     except UnreadableText:
@@ -74,7 +74,7 @@ def _encoded(prompt: str, tokenizer: TemplatedTokenizer, *, converses: bool) -> 
 
 @torch.no_grad()
 def next_tokens(model: Decoder, texts: Sequence[Sequence[int]], streams: Sequence[int], length: int) -> list[int]:
-    """Choose the next token of each text, of which the model reads the last `length` tokens.
+    """Choose the next token of each text; the model reads the text's last `length` tokens.
 
     streams: number of the noise of each text.  All texts are padded to `length`, so that compiled layers see few shapes.
     """

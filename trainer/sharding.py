@@ -1,4 +1,4 @@
-"""Parameters that several ranks share: FSDP2 gives each some rows of each tensor, and gathers a layer while it is used.
+"""Parameters that several ranks share: FSDP2 gives each rank some rows of each tensor, and gathers a layer while it is used.
 
 Tensors that are sharded by rows are contiguous parts of the flat vector. So a rank reads its parts of theta and encodes the
 whole blocks in them where they belong; only blocks in which parts of several ranks meet, a few for each tensor and rank, are
@@ -53,11 +53,13 @@ PROOF_BYTES = 32
 def join_group(number: int, count: int, path: str, secret: bytes, device: torch.device) -> None:
     """Join the trainer's ranks, all on this computer: gloo for CPUs, NCCL for GPUs.  Waits until all have joined.
 
-    path: of the store's file, which nobody but the ranks can open.  secret: the same for all ranks.  Raises
+    path: path of the store's file, which only the ranks can open.  secret: the same bytes for all ranks.  Raises
     `StrangerAmongRanks`.
     """
     names = {name for _, name in socket.if_nameindex()}
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if "lo" in names else "lo0"  # else it listens at the address of the host's name
+    os.environ["GLOO_SOCKET_IFNAME"] = (
+        "lo" if "lo" in names else "lo0"
+    )  # otherwise it listens at the address of the host's name
     gpu = is_gpu(device)
     if gpu:
         torch.cuda.set_device(device)
@@ -67,14 +69,14 @@ def join_group(number: int, count: int, path: str, secret: bytes, device: torch.
 
 
 class StrangerAmongRanks(Exception):
-    """Another process of this computer has connected in the place of a rank."""
+    """Error: another process of this computer has connected in place of a rank."""
 
 
 def _check_ranks(number: int, count: int, secret: bytes) -> None:
     """Raise `StrangerAmongRanks` unless each of gloo's connections leads to the rank that it stands for.
 
-    gloo takes whoever connects first for the rank that it expects (it counts connections, and names nobody), and every user
-    of the computer can connect.  NCCL's connections begin with a random number from the store.
+    gloo accepts any process that connects first as the expected rank (it counts connections without identifying them), and
+    every user of the computer can connect.  NCCL's connections begin with a random number from the store.
     """
 
     def proof(sender: int, receiver: int) -> bytes:
@@ -85,7 +87,7 @@ def _check_ranks(number: int, count: int, secret: bytes) -> None:
     got = torch.empty_like(sent)
     dist.all_to_all_single(got, sent)
     if not compare_digest(got.numpy().tobytes(), b"".join(proof(each, number) for each in others)):
-        raise StrangerAmongRanks(f"another program has connected to rank {number} of the trainer in the place of a rank")
+        raise StrangerAmongRanks(f"another program has connected to rank {number} of the trainer in place of a rank")
 
 
 def leave_group() -> None:
@@ -96,7 +98,7 @@ def leave_group() -> None:
 def sharded_parameters(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, *, offload: bool = False
 ) -> ShardedParameters:
-    """Return this rank's part of a model whose values are undefined until `load`; the whole model is nowhere.
+    """Return this rank's part of a model, with undefined values until `load`; no process holds the whole model.
 
     dtype: precision of products.  offload: True to keep the part, its gradients and moments in the memory of the computer,
     from which each layer is copied to the device while it is computed.  Call `join_group` first.
@@ -112,7 +114,7 @@ def sharded_parameters(
     for module in (*model.model.layers, model):
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=place)
         sharded.set_gradient_divide_factor(1.0)  # a sum: the loss of a rank is its share of the mean over all rows
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other sum with a factor
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo does not offer another sum with a factor
     model.to_empty(device="cpu" if offload else device)
     return ShardedParameters(model, mesh)
 
@@ -163,7 +165,7 @@ class ShardedParameters(LocalParameters):
         self._kept = []
 
     def show(self, theta: F32 | ReferenceWeights) -> Decoder:
-        """Return the model with the parameters `theta`; its own take the place of the gradient."""
+        """Return the model with the parameters `theta`; its own parameters take the place of the gradient."""
         self._gather_nothing()
         for shard in self.shards:
             shard.gradient.copy_(shard.values)
@@ -231,7 +233,7 @@ class ShardedParameters(LocalParameters):
                         try:
                             squares += self._encoder.encode(part, theta, values[first - start : last - start], residual)
                         except NotFinite:
-                            squares = math.inf  # the other ranks have to hear of it first
+                            squares = math.inf  # the other ranks must be told first
         total = torch.tensor(squares, dtype=torch.float64)
         dist.all_reduce(torch.from_numpy(cut.values))
         dist.all_reduce(total)
@@ -250,7 +252,7 @@ class ShardedParameters(LocalParameters):
 
 
 def shard_rows(rows: int, rank: int, ranks: int) -> range:
-    """Return the rows that FSDP2 gives a rank: as many as others but at the end; the last ranks may have none."""
+    """Return the rows that FSDP2 gives a rank: as many as other ranks have, but fewer or none for the last ranks."""
     each = -(-rows // ranks)
     return range(min(rows, rank * each), min(rows, (rank + 1) * each))
 
@@ -279,9 +281,8 @@ def _within(shard: TensorShard, start: int, stop: int) -> Iterator[tuple[int, in
 class CutBlocks:
     """Blocks in which shards of any ranks meet, a few for each tensor and rank, and those that reach beyond the parameters.
 
-    They are the same at each rank.
-    Each rank puts its own values into zeros, and the ranks add up all blocks.  block: number of values in a block.  values:
-    of all blocks, as rows.
+    The blocks are the same at each rank.  Each rank puts its own values into zeros, and the ranks add up all blocks.  block:
+    number of values in a block.  values: values of all blocks, as rows.
     """
 
     def __init__(self, places: Sequence[ParameterPlace], ranks: int, codec: Codec, layout: Layout) -> None:

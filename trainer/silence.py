@@ -1,10 +1,11 @@
-"""Clock of a child's silence, which does not take a busy computer for a child that hangs.
+"""Clock of a child's silence, which does not mistake a busy computer for a hung child.
 
-A limit on the clock on the wall ends work that is only slow: beside fifty processes on two cores, a start of ten seconds
-takes four minutes.  A limit on processor time alone never ends a child that sleeps.  So `SilenceClock` runs at the speed of
-the wall as long as the computer has cores to spare or the child does nothing, and at the speed of the child's processor time
-while the child computes on a busy computer.  A limit by this clock ends a child that hangs as soon as the wall would, and a
-child that computes for ever once it has had that much of a core, or `LONGEST` times that long.
+A limit on elapsed time ends work that is merely slow: beside fifty processes on two cores, a start of ten seconds takes four
+minutes.  A limit on processor time alone never ends a child that sleeps.  So `SilenceClock` runs at the speed of elapsed
+time as long as the computer has cores to spare or the child does nothing, and at the speed of the child's processor time
+while the child computes on a busy computer.  A limit by this clock ends a hung child as soon as a limit on elapsed time
+would.  It ends a child that computes forever once the child has had that much time of a core, or after `LONGEST` times that
+long.
 
 This module imports the standard library alone, because the launcher of a sandbox uses it.
 """
@@ -15,9 +16,9 @@ import os
 from dataclasses import dataclass
 
 LOOK_S = 5.0
-"""Longest time (s) between two looks at a silent child; its activity is judged for the whole time between them."""
+"""Longest time (s) between two checks of a silent child; its activity is judged for the whole time between them."""
 LONGEST = 20.0
-"""Factor by which the limit may be exceeded on the wall."""
+"""Factor by which elapsed time may exceed the limit."""
 LEAST_SHARE = 0.1
 """Processor time of a child that computes, as a fraction of an equal share of the cores.
 
@@ -44,10 +45,10 @@ def load_average() -> float:
 class SilenceClock:
     """Clock that starts with the silence of a child.  Times are in seconds.
 
-    now: the time at the start, and then at the last look.  used_s: the processor time of the child and its children until
-    then.  cores: cores that they may use.  counted_s: the silence as this clock counts it.  wall_s: the silence on the wall.
-    computed_s: the processor time in it.  busy: the sentence about a busy computer; empty if the child has been getting the
-    processor time that it wants.
+    now: the time at the start, and then at the last check.  used_s: the processor time of the child and its children until
+    then.  cores: cores that they may use.  counted_s: the silence as this clock counts it.  wall_s: the silence in elapsed
+    time.  computed_s: the processor time in it.  busy: the sentence about a busy computer; empty if the child has been
+    getting the processor time that it wants.
     """
 
     now: float
@@ -59,7 +60,7 @@ class SilenceClock:
     busy: str = ""
 
     def look(self, now: float, used_s: float, load: float) -> None:
-        """Count the time since the last look.  load: number of processes that run or wait for a core."""
+        """Count the time since the last check.  load: number of processes that run or wait for a core."""
         passed, used = max(0.0, now - self.now), max(0.0, used_s - self.used_s)
         self.now, self.used_s = now, used_s
         is_late = load > self.cores and used >= LEAST_SHARE * passed * self.cores / load

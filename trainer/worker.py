@@ -1,8 +1,8 @@
 """Training of one round, from the swarm's parameters to an encoded difference.
 
 `compute` reads theta, trains, and writes the encoded difference of theta and the local parameters. Between rounds the worker
-keeps Adam's moments, which survive a restart in a file, and the residual of error feedback and in a streamed run its own
-parameters, which do not. `trainer.service` calls the worker, and decides which commands may interrupt it.
+keeps Adam's moments, which survive a restart in a file, and the residual of error feedback and, in a streamed run, its own
+parameters, which do not survive it. `trainer.service` calls the worker, and decides which commands may interrupt it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Task:
 
     rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
     reference: path of the weights with which the KL term, or a loss of preferences, compares; empty if there are none.
-    fragment: whose difference is encoded.  continues: True to go on from the parameters where the last compute has ended.
-    most_loss, most_norm: a round that exceeds these is no result of training.
+    fragment: the fragment whose difference is encoded.  continues: True to go on from the parameters where the last compute
+    has ended.  most_loss, most_norm: limits beyond which a round is not contributed.
     """
 
     round: int
@@ -78,8 +78,9 @@ class Task:
 class Done:
     """Statistics of a `compute`, which has written the contribution region.
 
-    tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference. losses: by source, before each
-    step. margin, accuracy: mean margin of the pairs, and share of pairs with a margin above 0; None without preferences.
+    tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference. losses: losses by source,
+    before each step. margin, accuracy: mean margin of the pairs, and share of pairs with a margin above 0; None without
+    preferences.
 
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
     in nats per token; None in a run without a KL term. answers: the best and a typical answer; none for text.
@@ -117,7 +118,7 @@ def refuse_to_wait(missing: BlockMissing | None) -> bool:
 
 
 def _once_here(read: Callable[[], Rows], between: Between, *, may_stop: bool = False) -> Rows | None:
-    """Return the rows once their blocks are here; None if the round should end before, and `may_stop`."""
+    """Return the rows once their blocks are here; None if the round should end earlier and `may_stop` is True."""
     while True:
         try:
             return read()
@@ -127,7 +128,7 @@ def _once_here(read: Callable[[], Rows], between: Between, *, may_stop: bool = F
 
 
 class Worker:
-    """Data, objective and work of one run: of this process and, if it is rank 0 of several, of the other ranks."""
+    """Data, objective and work of one run, in this process and, if it is rank 0 of several, in the other ranks."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class Worker:
     ) -> None:
         """Make a worker.
 
-        folder: of the optimisers' moments, or None.  dtype: precision of products;
+        folder: folder of the optimisers' moments, or None.  dtype: precision of products;
         None for the device's default.  ranks: processes that share the model, on devices like this one; None for this
         process alone.
         Raises ValueError for data that cannot be read on this computer.
@@ -188,7 +189,7 @@ class Worker:
     ) -> Done:
         """Train from `theta` and encode the difference into `out`; if the task continues, train from our own parameters.
 
-        applied: asked before a step of a task that continues, until theta has the result of the last round.
+        applied: called before each step of a continuing task until theta has the result of the last round.
 
         after_step(steps, mean loss, tokens, tokens per second) is called after every step; if it returns True, the round
         ends. Raises NotFinite, and passes on any exception of `after_step` and `between`.
@@ -197,7 +198,7 @@ class Worker:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
         count, leased = self.config.data.sequences_per_step, sum(end - start for start, end in task.rows)
         if leased < task.steps * count:
-            raise ValueError(f"{task.steps} steps read {task.steps * count} rows, and the task has {leased}")
+            raise ValueError(f"{task.steps} steps read {task.steps * count} rows, but the task has {leased}")
         numbers = chain.from_iterable(range(start, end) for start, end in task.rows)
         self.work.take(CourseName.ROWS)
         if self._compares:
@@ -243,7 +244,7 @@ class Worker:
         return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
 
     def _read_ahead(self, numbers: Sequence[int]) -> Rows | None:
-        """Read the next step's rows while a GPU computes; None if a block is missing, and on a CPU, which is busy itself."""
+        """Read the next step's rows while a GPU computes; None if a block is missing, or on a CPU, which is busy itself."""
         if not is_gpu(self.model.device):
             return None
         try:
@@ -252,9 +253,9 @@ class Worker:
             return None
 
     def _compare(self, windows: Sequence[int], path: str, between: Between, *, held_out: bool = False) -> None:
-        """Compute the log-probabilities of preferences under the reference weights, where they are not known.
+        """Compute the unknown log-probabilities of preferences under the reference weights.
 
-        path: of the reference weights; empty for the initial weights that this trainer has kept since round 0.  Raises
+        path: path of the reference weights; empty for the initial weights that this trainer has kept since round 0.  Raises
         ValueError if the weights are needed and there are none.
         """
         if not self._compares:
@@ -266,7 +267,9 @@ class Worker:
         if not path and self._initial is not None and self._initial.exists():
             path = str(self._initial)
         if missing and not path:
-            raise ValueError("preferences are compared with the weights that the run began with, and those are not here")
+            raise ValueError(
+                "preferences are compared with the weights at the beginning of the run, which are missing on this computer"
+            )
         if not missing:
             return
         count = max(1, REFERENCE_TOKENS // (2 * self.config.data.sequence_length)) * self.work.parameters.ranks
@@ -308,15 +311,15 @@ class Worker:
         return evaluation.loss
 
     def batch(self, numbers: Sequence[int]) -> Rows:
-        """Return the rows of the run with these numbers, with what is known of them."""
+        """Return the rows of the run with these numbers, with any known log-probabilities."""
         return self._known(self.reading.rows(numbers))
 
     def _held_out(self, windows: Sequence[int]) -> Rows:
-        """Return held-out rows, with what is known of them."""
+        """Return held-out rows, with any known log-probabilities."""
         return self._known(self.reading.rows(windows, held_out=True))
 
     def _known(self, rows: Rows) -> Rows:
-        """Return rows, those of preferences with their log-probabilities under the reference weights."""
+        """Return the rows; rows of preferences get their log-probabilities under the reference weights."""
         if rows.pairs_b is None:
             return rows
         return replace(rows, reference_b=self._log.get(rows.pairs_b[::2].tolist()).reshape(-1))

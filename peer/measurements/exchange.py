@@ -110,7 +110,10 @@ class ExchangePeer:
     # -- averaging ----------------------------------------------------------------------------------------------------
 
     def plan(self, members: Sequence[Introduction], round: int, measured: bool) -> Plan:
-        """Return the plan, the same at every peer.  measured: shares in proportion to bandwidth, else equal shares."""
+        """Return the plan, the same at every peer.
+
+        measured: True for shares in proportion to bandwidth, False for equal ones.
+        """
         ordered = sorted(members, key=lambda member: member.peer)
         bandwidths = [member.bytes_per_s for member in ordered] if measured else ()
         return Plan(
@@ -192,10 +195,12 @@ async def measure_exchange(
             best_s = await _best_s(members, seconds)
     except* (NetworkError, OSError, trio.TooSlowError) as group:
         failure = str(group.exceptions[0]) or "it did not end in time"
-    if failure:  # raised out here, because Python 3.11.2 puts what is raised above into a group
+    if failure:  # raised here, because Python 3.11.2 wraps an exception raised above in a group
         raise PeerError(f"the exchange could not be measured on this computer: {failure}")
     if len({bytes(member.result) for member in members}) > 1:
-        raise PeerError("the peers of the measurement averaged to different results; report it, with your processor's name")
+        raise PeerError(
+            "the peers of the measurement computed different averages; report this error with the name of your processor"
+        )
     return ExchangeSpeed(parameters / best_s, peers, parameters)
 
 

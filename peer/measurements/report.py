@@ -29,7 +29,7 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class RunSize:
-    """Size of a run.  members: peers that share an exchange.  payload_bytes: of a contribution and a result."""
+    """Size of a run.  members: peers that share an exchange.  payload_bytes: size of a contribution, and of a result."""
 
     name: str
     parameters: int
@@ -39,7 +39,10 @@ class RunSize:
 
     @classmethod
     def of(cls, manifest: RunManifest, members: int) -> RunSize:
-        """Return the size of a run.  members: number in its last round, raised to two and to the run's minimum."""
+        """Return the size of a run.
+
+        members: number of members in its last round; at least two, and at least the run's minimum, are assumed.
+        """
         step_tokens = manifest.data.sequences_per_step * manifest.data.sequence_length
         least = max(2, manifest.rounds.min_members)
         return cls(

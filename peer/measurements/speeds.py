@@ -33,7 +33,7 @@ from protocol.run.sections import BUILTIN, DataSection, builtin_source
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Named sizes of models, with which `peer bench --train` measures; the example run files have the same.
+# Named model sizes for `peer bench --train`; the example run files use the same sizes.
 
 
 DEMO = "demo"
@@ -47,7 +47,7 @@ SHAPES: Mapping[str, Mapping[str, object]] = {
 LENGTHS = {"150m": 1024, "1b": 2048, "8b": 8192, "10b": 8192}
 """Tokens of a row."""
 GPU_ROWS = 8
-"""Rows of a step on a GPU; on a CPU, which needs a minute for a row of the smallest, a step has one."""
+"""Rows of a step on a GPU.  On a CPU a step has one row, because a row of the smallest model takes a minute there."""
 
 
 def sized(name: str, *, on_gpu: bool = False) -> RunManifest:
@@ -78,7 +78,7 @@ class CodecSpeed:
 class TrainingSpeed:
     """Training speed of a model in a real trainer.
 
-    model: a named size.  device: the trainer's device.  precision: of its products.  mfu: share of
+    model: name of its size.  device: the trainer's device.  precision: precision of its matrix products.  mfu: share of
     the device's measured speed that training reaches.
     """
 
@@ -94,7 +94,10 @@ class TrainingSpeed:
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """Speed of writing, then of reading, in the data directory.  read_is_cached: reads could not bypass the page cache."""
+    """Speed of writing, then of reading, in the data directory.
+
+    read_is_cached: True if reads could not bypass the page cache.
+    """
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -104,7 +107,7 @@ class DiskSpeed:
 
 @dataclass(frozen=True)
 class PeerLine:
-    """Line from one peer to here.  problem: reason why no data came; empty if data came."""
+    """Line from one peer to this one.  problem: reason why no data came; empty if data came."""
 
     peer: str
     name: str
@@ -167,7 +170,8 @@ def measure_disk(folder: Path, most_bytes: int = MOST_BYTES, seconds: float = DI
     if most_bytes < PIECE_BYTES:
         needed = size(KEPT_FREE_BYTES + PIECE_BYTES)
         raise PeerError(
-            f"less than {needed} are free in {folder}; make room, or give another --data-dir", ExitCode.RESOURCES
+            f"less than {needed} are free in {folder}; make room, or choose another folder with --data-dir",
+            ExitCode.RESOURCES,
         )
     with tempfile.TemporaryFile(dir=folder, prefix=".bench-", buffering=0) as file:
         written, write_s = _write_out(file.fileno(), most_bytes, seconds)
@@ -256,7 +260,7 @@ FLOAT_BYTES = 4
 async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> TrainingSpeed:
     """Start a trainer process, train for about `seconds`, and end it.  Raises PeerError.
 
-    model: a named size.
+    model: the name of a model size.
     """
     gpu, available = free_gpu_memory(), available_memory()
     manifest = sized(model, on_gpu=gpu is not None)
@@ -266,7 +270,7 @@ async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> Tr
         for needed, free, where in ((host, available, "memory"), (need.gpu, gpu or 0, "the GPU's memory")):
             if needed > free:
                 raise PeerError(
-                    f"training {model} needs about {size(needed)} of {where} and {size(free)} are free here; measure a "
+                    f"training {model} needs about {size(needed)} of {where} and {size(free)} are free here; choose a "
                     "smaller size",
                     ExitCode.RESOURCES,
                 )
@@ -289,7 +293,7 @@ async def measure_training(seconds: float = TRAINING_S, model: str = DEMO) -> Tr
         failure = str(group.exceptions[0]) or "it did not train in time"
     finally:
         theta.close()
-    if failure:  # raised out here, because Python 3.11.2 puts what is raised above into a group
+    if failure:  # raised here, because Python 3.11.2 wraps an exception raised above in a group
         raise PeerError(f"the trainer could not be measured: {failure}", ExitCode.TRAINER)
     (began, first), (ended, last) = marks[0], marks[-1]
     rate = (last.tokens - first.tokens) / max(ended - began, 1e-9) if len(marks) > 1 else last.tokens_per_s
@@ -328,7 +332,7 @@ CODEC_S = 0.5
 
 
 def measure_codec(values: int = VALUES, seconds: float = CODEC_S) -> CodecSpeed:
-    """Measure with normally distributed values, because differences of parameters are distributed like this."""
+    """Measure the codec with normally distributed values, because differences of parameters have this distribution."""
     numbers = np.random.default_rng(1).standard_normal(values, np.float32)
     encoded, decoded = np.zeros(INT4.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
     encode_s = best_s(lambda: INT4.encode(numbers, encoded), seconds)
@@ -389,7 +393,7 @@ async def measure(
     """Return the figures of these parts, and the errors by part.
 
     folder: the data directory, whose disk is measured, and in which a peer may run.  run: the ID that the running peer's run
-    must have.  model: named size that trains.
+    must have.  model: name of the size of the model that trains.
     """
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
         "lines": lambda: trio.to_thread.run_sync(measure_lines, folder, run, abandon_on_cancel=True),  # type: ignore[call-arg]

@@ -21,12 +21,12 @@ OUTLIER = 2.0
 """Values above this multiple of the median are drawn at the upper edge of an axis with `plausible`: neither the first rounds
 of a long run nor a false claim may flatten the rest of the curve."""
 MANY_POINTS = 64
-"""Points from which this holds for plausible values, too; in fewer the first rounds are the news."""
+"""Number of points from which plausible values are cut off as well; with fewer points, the first rounds matter most."""
 
 
 @dataclass(frozen=True)
 class LinePoint:
-    """x, y: of the line.  low, high: of the band around it."""
+    """Point of a line at x, y.  low, high: edges of the band around the line."""
 
     x: float
     y: float
@@ -47,8 +47,8 @@ class Line:
 class Axis:
     """An axis.
 
-    name: unit of its values.  show: writes a value.  least, most: fixed ends; None if they follow from the values.
-    plausible: value up to which an axis of few points reaches whatever the others are; None if it always reaches all.
+    name: unit of its values.  show: formats a value.  least, most: fixed ends; None if they follow from the values.
+    plausible: value up to which an axis of few points always shows values; None to show all values.
     whole: only whole numbers are marked.
     """
 
@@ -74,7 +74,7 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 
 def span(values: Sequence[float], axis: Axis) -> tuple[float, float]:
-    """Return the ends of an axis for some values, of which there is at least one."""
+    """Return the ends of an axis for these values, of which at least one is required."""
     ordered = sorted(values)
     limit = math.inf
     if axis.plausible is not None:
@@ -172,7 +172,7 @@ class Chart:
         path = [self._at(point.x, point.y) for point in line.points]
         dot = ""
         if len(path) == 1:
-            path, dot = path * 2, " dot"  # a line of no length, with round ends
+            path, dot = path * 2, " dot"  # a line of length zero, whose round ends make a dot
         points = " ".join(path)
         return band + f'<polyline class="line {line.style}{dot}" points="{points}" vector-effect="non-scaling-stroke"/>'
 

@@ -1,8 +1,8 @@
 """The page as one HTML document, without scripts and without requests: the template `page.html`, and the charts in it.
 
-Every text is escaped (autoescape), and stands in an element of its own that keeps its direction to itself (`bdi`).  The
-policy of the page (CSP) allows its own style sheet, by its hash, and nothing else: a text that slipped through could still
-load nothing, run nothing and send nothing.
+Every text is escaped (autoescape), and stands in its own `bdi` element, so that its direction of writing does not affect
+other texts.  The policy of the page (CSP) allows its own style sheet, by its hash, and nothing else: a text that slipped
+through could still load nothing, run nothing and send nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 SHOWN_ROWS = 12
 """Rows of a table that are shown before the reader asks for the others."""
 TOLD_STEPS = 3
-"""Steps back that a sentence below the curves tells; the charts mark all."""
+"""Number of steps back that have a sentence below the curves; the charts mark all steps back."""
 INSTALL = "https://github.com/manyhands/manyhands#install"
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cg fill='none' stroke='%230f9b8e' "
@@ -95,7 +95,7 @@ TOKENS = Axis("tokens", lambda value: amount(value), whole=True)
 
 @dataclass(frozen=True)
 class Figure:
-    """Figure with a chart by rounds and one by tokens, of which the reader sees one."""
+    """Figure with a chart by rounds and a chart by tokens; the reader chooses which one is visible."""
 
     title: str
     unit: str

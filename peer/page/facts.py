@@ -1,8 +1,8 @@
 """Facts that the page and its JSON file tell, each of bounded length and without characters that move or turn text.
 
-Strangers write the names of peers, and the organiser the name of the run.  Of a peer the page tells its name, ID, role,
-pace and contribution, which every peer of the run sees and the record chain keeps; never an address, except this peer's own
-in the invitation, nor what a peer is doing, which would show its owner's habits.
+Strangers write the names of peers, and the organiser the name of the run.  The page tells a peer's name, ID, role, pace and
+contribution, which every peer of the run sees and the record chain keeps.  It never tells an address, except this peer's own
+in the invitation, nor the activity of a peer, which would show its owner's habits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_POINTS = 300
 MOST_SOURCES = 6
 """Sources with a curve each; more lines cannot be told apart."""
 MOST_PEERS = 500
-"""Peers, and contributors, that are listed."""
+"""Number of listed peers, and of listed contributors."""
 TEXT_CHARACTERS = 500
 LAST_SECOND = 253_402_300_799
 """End of the year 9999, in unix seconds."""
@@ -45,13 +45,16 @@ HERE = ("alive", "suspect")
 PageFacts = dict[str, Any]
 """Object of the JSON file, which docs/guides/programs.md describes; the template reads the same.
 
-`run` has sentences (model, data, rate), what its organiser wrote or "", and None for unknown figures.  `peers_here` is None
-if the peer that makes the page is not running.  Lists have the first of the entries, and the counts say how many there are.
+`run` has sentences (model, data, rate), the organiser's text or "", and None for unknown figures.  `peers_here` is None
+if the peer that makes the page is not running.  Lists have only the first entries, and the counts give the full numbers.
 """
 
 
 def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFacts:
-    """Return the facts.  status: of the running peer of this run; None if it does not run.  now: seconds since 1970."""
+    """Return the facts.
+
+    status: the status of the running peer of this run; None if it does not run.  now: seconds since 1970.
+    """
     signed, here = history.signed, _here(status) if status is not None else []
     names = {**history.names, **{each["peer"]: each["name"] for each in here}}
     teams = history.teams | (status.teams() if status is not None else {})
@@ -65,7 +68,7 @@ def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFa
         for each in counted["members"]
     ]
     rl = signed.manifest.rl
-    reads_text = rl is None or rl.warm_rounds > 0  # else the held-out loss is of a text that nobody trains on
+    reads_text = rl is None or rl.warm_rounds > 0  # otherwise the held-out loss is measured on a text that nobody trains on
     credited_teams = team_credits(counted, {each["peer"]: each["team"] for each in contributors})
     return {
         "at": _utc(now),

@@ -24,7 +24,7 @@ READABLE = 0o644
 EVERY_S = 60.0
 """Seconds between two versions of the page that a running peer keeps."""
 START_S = 1.0
-"""Seconds between two looks for the run's manifest."""
+"""Seconds between two checks for the run's manifest."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Written:
 def write_page(history: RunHistory, status: PeerStatus | None, folder: Path) -> Written:
     """Write the page about a run into a folder.  Blocking.  Raises OSError.
 
-    history: was read.  status: of the running peer; None if none runs.
+    history: the run's history, already read.  status: the status of the running peer; None if no peer runs.
     """
     facts = gather(history, status, time.time())
     page = document(facts, FACTS).encode()

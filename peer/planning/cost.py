@@ -27,10 +27,10 @@ from protocol.transport.gossip import DEGREE, DEGREE_HIGH
 Flags = npt.NDArray[np.bool_]
 
 WIRE = 1.07
-"""Bytes of a line over payload, because of headers and acknowledgements.  Also the time of an exchange over its ideal time,
-because not all lines are full at the end.  Measured with 4 and 8 peers."""
+"""Ratio of the bytes on a line to the payload, because of headers and acknowledgements.  Also the ratio of an exchange's
+time to its ideal time, because not all lines are full at the end.  Measured with 4 and 8 peers."""
 EXCHANGE_RTTS = 8.0
-"""Round trips that an exchange takes besides: lines that are far from each other become full slowly.  Fitted to measured
+"""Additional round trips of an exchange: a line between distant peers fills slowly.  Fitted to measured
 exchanges."""
 AGREEMENT_RTTS = 4.0
 """Round trips of the agreement: eight statements one after the other, from READY to COMMIT."""
@@ -42,14 +42,14 @@ each voter of a quorum, and for each chunk."""
 GOSSIP_BYTES = 1150.0
 """Bytes of a line for a message of gossip that is passed on to one neighbour."""
 ROUND_GOSSIP = 6
-"""Messages of gossip of each peer in a round, besides regular heartbeats: READY, a heartbeat with the news, and what busy
-lines make neighbours ask for twice.  Fitted to rounds of 4 and 6 peers."""
+"""Messages of gossip of each peer in a round, besides regular heartbeats: READY, a heartbeat that reports the round, and
+messages that neighbours request twice because lines are busy.  Fitted to rounds of 4 and 6 peers."""
 MOST_GOSSIP = 0.5
-"""Share of a line up to which gossip takes it from an exchange."""
+"""Largest share of a line that gossip takes from an exchange."""
 
 
 class RoundSetting(NamedTuple):
-    """Settings of a run file that decide how often how many bytes are exchanged, in the words of a run file."""
+    """Settings of a run that decide how often an exchange takes place and how large it is, as named in run files."""
 
     codec: str
     inner_steps: int
@@ -141,9 +141,9 @@ def exchange_cost(up: Numbers, down: Numbers, load: RoundLoad, electors: int) ->
 
 
 def exchange_end(seconds: Numbers) -> float:
-    """Return the time after which an exchange ends: the slowest line's, unless the others go on without it.
+    """Return the time after which an exchange ends: the time of the slowest line, unless the others go on without it.
 
-    They wait half as long again as more than half of the members took, and the fair time.
+    The others wait 1.5 times as long as the faster half of the members took, and then for the fair time.
     """
     half = float(np.sort(seconds)[min(len(seconds) - 1, len(seconds) // 2)])
     waits = (1 + SPREAD) * half + fair_time(half, len(seconds))
@@ -165,8 +165,8 @@ class AgreementCost(NamedTuple):
 def agreement_cost(up: Numbers, down: Numbers, rtt: float, load: RoundLoad, votes: Flags) -> AgreementCost:
     """Return the cost of agreeing on a round of members with these lines (bytes per second).
 
-    rtt: seconds.  votes: which members vote.  The proposer is a voter drawn by lot, and sends its statements to all others.
-    Each voter fetches all members' parts of the chunks that it audits, and a quorum has to vote.
+    rtt: seconds.  votes: True for a member that votes.  The proposer is a voter drawn by lot, and sends its statements to
+    all others.  Each voter fetches all members' parts of the chunks that it audits, and a quorum has to vote.
     """
     members, voters = len(up), int(np.count_nonzero(votes))
     if members == 1:
@@ -195,13 +195,13 @@ class GossipCost(NamedTuple):
 
 
 def gossip_cost(peers: int) -> GossipCost:
-    """Return the cost of gossip in a swarm of so many peers, each of which passes all messages on to its neighbours."""
+    """Return the cost of gossip in a swarm of this many peers, each of which passes all messages on to its neighbours."""
     neighbours = peers - 1 if peers - 1 <= DEGREE_HIGH else DEGREE
     everybody = GOSSIP_BYTES * (peers - 1) * neighbours
     return GossipCost(everybody / beat_interval_s(peers), ROUND_GOSSIP * everybody)
 
 
 def beside_gossip(line: Numbers, bytes_per_s: float) -> Numbers:
-    """Return the rates that gossip leaves of some lines."""
+    """Return the rates of these lines without the part that gossip takes."""
     rates: Numbers = np.maximum(line - bytes_per_s, (1 - MOST_GOSSIP) * line)
     return rates

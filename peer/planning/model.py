@@ -1,4 +1,4 @@
-"""Forecast of the rounds of a run: who trains, who waits, and for what.
+"""Forecast of the rounds of a run: the times in which each peer trains or waits, and the reason for waiting.
 
 Pure.  All times are seconds.  The peers that are online repeat one round, which `settle` computes.
 `docs/internals/agreement.md` and `exchange.md` have the rules, and the numbers in them come from the protocol's modules.
@@ -6,8 +6,8 @@ Pure.  All times are seconds.  The peers that are online repeat one round, which
 * Every peer trains its steps at its own speed.  It may train `delay` steps before it has the result of the round before;
   then it waits.
 * When a quorum of the electors is ready, the others get half of the fair time, then finish their step and contribute the
-  steps that they have done.  A peer whose step takes longer than the fair time is no member, and not waited for; one whose
-  line brings it the last result late gets the grace time.
+  steps that they have done.  A peer whose step takes longer than the fair time is not a member, and nobody waits for it.  A
+  peer whose line delivers the last result late gets the grace time.
 * The members exchange.  Owners get chunks by their lines, and the slowest line decides, unless it is so slow that the others
   go on without it; then its peer has the result later.
 * The result is agreed on, and applied.
@@ -49,7 +49,7 @@ ENCODE_PER_S, APPLY_PER_S = 200e6, 300e6
 SETTLING = 8
 """Rounds after which peers that begin together repeat the same round, or nearly."""
 MOST_ROUND = 100.0
-"""Length of a round over the time online from which no round of a peer counts."""
+"""Ratio of a round's length to a peer's time online from which none of its rounds counts."""
 DRAWS = 200
 """Sets of peers over which a forecast with peers that come and go takes the mean."""
 
@@ -78,14 +78,14 @@ class TrainerCourse:
     exchange_s: float
 
     def doing(self, at: float) -> Doing:
-        """Return what the trainer does at a time."""
+        """Return the activity of the trainer at a time."""
         at = self.begun + (at - self.begun) % self.seconds
         return next((doing for doing, until in self.changes if at < until), Doing.ENCODE)
 
 
 @dataclass(frozen=True)
 class RoundTrace:
-    """Courses of a fast, a median and a slow member through a round of so many seconds."""
+    """Courses of a fast, a median and a slow member through a round of `seconds`."""
 
     seconds: float
     courses: tuple[TrainerCourse, ...]
@@ -176,20 +176,20 @@ class Trainers(NamedTuple):
     result_s: Numbers
 
     def times(self, steps: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return when each trainer stops for lack of the result, goes on, and has done so many steps."""
+        """Return the times at which each trainer stops for lack of the result, goes on, and has done this many steps."""
         lead = np.minimum(self.delay, steps)
         stops = self.begun + lead * self.step_s
         goes_on = np.maximum(stops, self.result_s)
         return stops, goes_on, goes_on + (steps - lead) * self.step_s
 
     def wanted(self, steps: int, voters: Indices) -> Numbers:
-        """Return how many of a round's steps each trainer means to do: fewer if it begins later than most voters."""
+        """Return the number of steps that each trainer intends to do in a round: fewer if it begins later than most."""
         start = np.maximum(self.begun, self.result_s - self.delay * self.step_s)
         done = np.floor(np.maximum(0.0, start - np.median(start[voters])) / np.median(self.step_s[voters]))
         return np.where(done > 0, np.maximum(1.0, steps - done - SPARE_STEPS), float(steps))
 
     def steps_at(self, at: float, steps: Numbers) -> Numbers:
-        """Return how many of its `steps`, but at least one, each trainer has done or begun at a time."""
+        """Return the number of its `steps`, at least one, that each trainer has done or begun at a time."""
         _, goes_on, ends = self.times(steps)
         lead = np.clip((at - self.begun) / self.step_s, 0, np.minimum(self.delay, steps))
         begun = np.ceil(lead + np.maximum(0.0, at - goes_on) / self.step_s)
@@ -200,10 +200,10 @@ class Trainers(NamedTuple):
 class SettledRound:
     """Round that peers repeat; a value of each array belongs to one of them.
 
-    seconds: from one close to the next.  is_ready: True for a peer that is ready at the close.  begun: time at which a
-    peer begins its steps, which may be before the close.  stops: when it has done all that it may do without the last
-    result.  goes_on: when it has that result.  ends: when it has done its steps, or the round is closed.  adds_s: time that
-    the exchange adds.
+    seconds: time from one close to the next.  is_ready: True for a peer that is ready at the close.  begun: time at which a
+    peer begins its steps, which may be before the close.  stops: time at which it has done all steps that it may do without
+    the last result.  goes_on: time at which it has that result.  ends: time at which it has done its steps, or the round is
+    closed.  adds_s: time that the exchange adds.
     """
 
     traffic: RoundTraffic
@@ -224,7 +224,7 @@ class SettledRound:
         return others
 
     def trace(self, speed: Numbers) -> RoundTrace:
-        """Return the courses of a fast, a median and a slow member.  speed: of all peers."""
+        """Return the courses of a fast, a median and a slow member.  speed: speeds of all peers."""
         order = self.members[np.argsort(-speed[self.members], kind="stable")]
         places = dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))
         return RoundTrace(self.seconds, tuple(self._course(int(order[place]), speed) for place in places))
@@ -241,7 +241,10 @@ class SettledRound:
 
 
 def settle(load: RoundLoad, rules: RoundRules, peers: PlannedPeers) -> SettledRound:
-    """Return the round that these peers repeat if all are online.  The first that are awaited vote, and get the places."""
+    """Return the round that these peers repeat if all are online.
+
+    The first of the awaited peers vote, and get the places.
+    """
     step_s, encode_s = load.step_tokens / peers.speed, load.parameters / ENCODE_PER_S
     begun: Numbers = np.full(len(peers), encode_s)
     is_awaited: Flags = np.ones(len(peers), np.bool_)
@@ -290,7 +293,7 @@ def _fair_s(traffic: RoundTraffic, trainers: Trainers, voters: Indices, quorum_s
 def _round_figures(load: RoundLoad, found: SettledRound, gossiped: float) -> dict[str, float]:
     """Return the figures of a round if nobody goes away, in the words of `Forecast`.
 
-    gossiped: bytes that each peer sends, and receives, besides.  late: share of work that is too late for the record.
+    gossiped: bytes of gossip that each peer sends, and receives.  late: share of work that is too late for the record.
     tokens: tokens of all members that count.
     """
     traffic, members = found.traffic, found.members

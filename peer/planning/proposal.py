@@ -24,13 +24,14 @@ from protocol.run.manifest import RunManifest
 CODECS = ("int4", "int2", "top64")
 """Codecs in the order of preference."""
 INNER_STEPS = (20, 30, 50, 100, 200, 300, 500)
-"""Lengths that are tried."""
+"""Numbers of inner steps (H) that are tried."""
 MANY_MEMBERS, LONG_ROUND = 8, 300
-"""With so many members, no outer step makes up for what rounds of so many inner steps lose (docs/results/diloco.md)."""
+"""With this many members, no outer step makes up for the loss that rounds of this many inner steps cost
+(docs/results/diloco.md)."""
 FRAGMENTS = (1, 2, 4)
 """Numbers of fragments that are tried."""
 DELAY_SHARE = 4
-"""Inner steps over the longest delay: the share up to which delays were compared."""
+"""Ratio of the inner steps to the longest delay; longer delays were not compared."""
 MOST_WASTED = 0.01
 """Share of the time that may be wasted."""
 
@@ -42,7 +43,7 @@ class _SettingTrial:
 
     @property
     def waste(self) -> float:
-        """Share of the time that the exchange adds, or that peers train for nothing because their steps are too long."""
+        """Share of the time that the exchange adds, or that peers lose because their steps are too long."""
         return self.forecast.exchange_share + self.forecast.lost
 
 

@@ -25,8 +25,9 @@ from trainer.memory import TrainerSetup
 class NamedForecast:
     """Forecast of one setting.
 
-    name: heading of its column.  forecast: its tokens are those that the loss counts, as in the run's total.  end_s: seconds
-    until the run ends.  by_data: tokens after which `data.epochs` ends it; 0 if its total comes first.
+    name: heading of its column.  forecast: the forecast; its tokens are only the tokens that the loss counts, as in the
+    run's total.  end_s: seconds until the run ends.  by_data: tokens after which `data.epochs` ends it; 0 if its total comes
+    first.
     """
 
     name: str
@@ -49,7 +50,7 @@ class NamedForecast:
 
 @dataclass(frozen=True)
 class RunNeeds:
-    """Bytes that a trainer needs: of memory if it trains on a CPU, of memory and of a GPU's, and of disk."""
+    """Bytes that a trainer needs: memory on a CPU, memory of a GPU and of its computer, and disk."""
 
     cpu_memory: int
     gpu_host_memory: int
@@ -81,7 +82,7 @@ def peers_line(groups: Sequence[PeerGroup], source: str = "") -> list[str]:
         f"{many(group.count, 'peer')}: {speed(group)}, {_between(group.up, line_rate)} up, "
         f"{_between(group.down, line_rate)} down, round trips of {_between(group.rtt, lambda s: f'{1e3 * s:.0f} ms')}, "
         + (
-            f"{roughly(group.online.online_s)} online and {roughly(group.online.offline_s)} offline in the mean"
+            f"{roughly(group.online.online_s)} online and {roughly(group.online.offline_s)} offline on average"
             if group.online.offline_s
             else "always online"
         )
@@ -101,7 +102,7 @@ def table(forecasts: Sequence[NamedForecast], needs: RunNeeds) -> list[str]:
     width = max(len(row[0]) for row in rows)
     return [
         *aligned(rows),
-        f"{'memory':<{width}}  {size(needs.cpu_memory)} of a peer that trains on its CPU, or {size(needs.gpu_memory)} of a "
+        f"{'memory':<{width}}  {size(needs.cpu_memory)} for a peer that trains on its CPU, or {size(needs.gpu_memory)} of a "
         f"GPU's and {size(needs.gpu_host_memory)} of the computer's",
         f"{'disk':<{width}}  {size(needs.disk)} of each peer",
     ]
@@ -202,9 +203,9 @@ def remarks(each: NamedForecast, max_members: int) -> list[str]:
         )
     if forecast.lost >= MOST_LOST:
         found.append(
-            f"{_share(forecast.lost)} of the time is spent on steps that no record counts: of peers that leave in a round, "
-            "or whose step takes longer than a round waits for it; with fewer sequences_per_step or more inner_steps it is "
-            "less."
+            f"{_share(forecast.lost)} of the time is spent on steps that no record counts, because their peers leave "
+            "in a round, or need longer for a step than a round waits.  Fewer sequences_per_step or more inner_steps "
+            "reduce this share."
         )
     if forecast.waits_peers >= MOST_WAITING:
         found.append(

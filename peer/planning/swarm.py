@@ -77,7 +77,7 @@ class PlannedPeers:
 
     @classmethod
     def of(cls, groups: Sequence[PeerGroup], seed: int = 1) -> PlannedPeers:
-        """Return the peers of all groups.  seed: decides which peer of a group gets which line with which speed."""
+        """Return the peers of all groups.  seed: seed of the draw that assigns lines and speeds within a group."""
         rng = np.random.default_rng(seed)
 
         def column(of: Callable[[PeerGroup], QuantityRange]) -> Numbers:
@@ -127,12 +127,14 @@ def _scaled(text: str, units: Mapping[str, float], least: float, most: float, ho
 
 def read_speed(text: str) -> float:
     """Read tokens per second, from "5000" or "5k"."""
-    return _scaled(text, _SPEED_UNITS, LEAST_SPEED, MOST_SPEED, "a speed; write tokens a second, as 5000 or 2000..20000")
+    return _scaled(
+        text, _SPEED_UNITS, LEAST_SPEED, MOST_SPEED, "a speed; write tokens a second, such as 5000 or 2000..20000"
+    )
 
 
 def read_rtt(text: str) -> float:
     """Read a round-trip time in seconds, from "40ms" or "0.2s"."""
-    return _scaled(text, _RTT_UNITS, LEAST_RTT, MOST_RTT, "a round-trip time; write it as 40ms or 20ms..200ms")
+    return _scaled(text, _RTT_UNITS, LEAST_RTT, MOST_RTT, "a round-trip time; write a time such as 40ms or 20ms..200ms")
 
 
 def read_range(text: str, read: Callable[[str], float]) -> QuantityRange:
@@ -147,7 +149,7 @@ def read_range(text: str, read: Callable[[str], float]) -> QuantityRange:
 
 def read_online(text: str) -> OnlineTime:
     """Read mean times online and offline, from "8h/16h", or "always".  Raises ValueError with a sentence."""
-    how = "a presence; write mean times online and offline, as 8h/16h (s, m, h, d), or always"
+    how = "a pair of times; write the mean times online and offline, such as 8h/16h (s, m, h, d), or always"
     if text == "always":
         return OnlineTime(MOST_TIME, 0.0)
     online, _, offline = text.partition("/")
@@ -167,7 +169,10 @@ def read_groups(peers: str, options: Mapping[str, str]) -> list[PeerGroup]:
         return [_group({"count": int(peers.replace("_", "")[:16])}, options, "--peers")]
     path = Path(peers)
     if path.suffix != ".toml":
-        raise PeerError(f"--peers {peers[:80]} is neither a number nor a TOML file; write 8, or swarm.toml", ExitCode.USAGE)
+        raise PeerError(
+            f"--peers {peers[:80]} is neither a number nor a TOML file; give a number such as 8, or the path of a TOML file",
+            ExitCode.USAGE,
+        )
     with path.open("rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:

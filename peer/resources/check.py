@@ -68,14 +68,14 @@ def choose_role(
 ) -> RoleChoice:
     """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of GPU memory, None without a GPU.
 
-    state: the setting of this name.  may_train: this computer meets the run's requirements of those who train.
+    state: the setting of this name.  may_train: True if this computer meets the run's requirements for training.
     """
     if manifest.rl is None:
         return RoleChoice(Role.TRAINER, "the run has no rollouts, so its peers train")
     wanted, why = _wanted(manifest, run, peer, gpu)
     short = f"and memory does not suffice for {WORDS[wanted]}"
     if wanted is Role.TRAINER and not may_train:
-        short = "and this computer does not meet the run's requirements of those who train"
+        short = "and this computer does not meet the run's requirements for training"
     for role in (wanted, Role.ROLLOUT, Role.VALIDATOR):
         if role is Role.TRAINER and not may_train:
             continue
@@ -96,7 +96,7 @@ def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> 
     if manifest.founders == "anyone" and gpu is not None and memory_problem(manifest, Role.TRAINER, 1 << 62, gpu) is None:
         return Role.TRAINER, "anybody may begin the run, and this computer has a GPU that can train it"
     if hash_bytes("role", run + peer.encode())[0] % VALIDATE_ONE_IN == 0:
-        return Role.VALIDATOR, f"one in {VALIDATE_ONE_IN} of those who do not train verifies, and the draw fell on this peer"
+        return Role.VALIDATOR, f"one in {VALIDATE_ONE_IN} of the peers that do not train verifies, and this peer was drawn"
     return Role.ROLLOUT, "others train in this run"
 
 
@@ -110,7 +110,7 @@ FOUNDER_RESTS = (
 
 
 def check_together(manifest: RunManifest, peers: int) -> None:
-    """Raise `PeerError` unless this many peers fit here if all start at the same moment, when each finds the memory free."""
+    """Raise `PeerError` unless memory suffices for this many peers, all of which start while the memory is still free."""
     need, available = memory_need(manifest, setup=sole_process(free_gpu_memory())), available_memory()
     if peers * need.host > available:
         raise PeerError(
@@ -170,7 +170,8 @@ class TrainerDivision(NamedTuple):
     gpus: str = ""
 
 
-MISSING_GPUS = "--gpus {gpus} names GPUs that are not here (this computer has {here}, numbered from 0); name others"
+MISSING_GPUS = "--gpus {gpus} names GPUs that this computer does not have (it has {here}, numbered from 0); give "
+"other numbers, or leave --gpus out"
 ONE_PROCESS = (
     "a peer that makes or verifies rollouts has one process; leave --processes out, start a peer for each GPU (--gpus 0, "
     "--gpus 1), or train with --role trainer"
@@ -185,7 +186,8 @@ def check_division(
 
     gpus: "all", or numbers of GPUs with commas between them, which share the model; None for one.  processes: number of
     processes that share the model on a CPU; None for one.  offload: the setting of this name; with "auto", parameters and
-    optimiser lie in the computer's memory if the least micro-batch with all layers computed again does not fit the GPU.
+    optimiser lie in the computer's memory if even the smallest micro-batch with all layers computed again does not fit on
+    the GPU.
     """
     if role is Role.SEED:
         return TrainerDivision(sole_process(None))
@@ -223,8 +225,8 @@ def check_memory(
 ) -> StatePlace:
     """Return the place of the peer's state; raise `PeerError` with numbers if memory does not suffice.
 
-    state: the setting of this name; with "auto", a notice gives the reason for files.  division: the trainer's; None for one
-    process.
+    state: the setting of this name; with "auto", a notice gives the reason for files.  division: the trainer's processes;
+    None for one process.
     """
     division = division or check_division(manifest, role, None, None)
     available, setup, gpu = available_memory(), division.setup, division.gpu

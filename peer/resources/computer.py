@@ -59,7 +59,7 @@ def gpu_memories() -> list[tuple[int, int]]:
 def open_nvml() -> Any:
     """Return the library NVML, initialised; None if a trainer would compute on the CPU.
 
-    It does so if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
+    A trainer computes on the CPU if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
     """
     try:
         if version("torch").endswith("+cpu") or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
@@ -77,7 +77,7 @@ def open_nvml() -> Any:
 def visible_gpus(nvml: Any) -> Iterator[Callable[[], Any]]:
     """Yield functions that return NVML's handle of each GPU that CUDA_VISIBLE_DEVICES leaves, up to the first unknown one.
 
-    The variable has numbers or UUIDs.
+    The variable contains numbers or UUIDs.
     """
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     here = nvml.nvmlDeviceGetCount()
@@ -143,9 +143,9 @@ def memory_need(
     setup: TrainerSetup | None = None,
     place: StatePlace = StatePlace.RAM,
 ) -> Need:
-    """Return the memory that a peer of this role needs; the GPU's is that of each of several.
+    """Return the memory that a peer of this role needs; of several GPUs, each needs the returned GPU memory.
 
-    setup: the trainer's; None for one process on this CPU.
+    setup: the trainer's processes; None for one process on this CPU.
 
     Results are always files, and pass through memory chunk by chunk, so they do not count.
     """
@@ -176,7 +176,10 @@ def state_place(
     gpu: int | None,
     setup: TrainerSetup | None = None,
 ) -> StatePlace:
-    """Return the place that the setting `state` names: with "auto", disk if memory is short.  The rest: `memory_problem`."""
+    """Return the place that the setting `state` names: with "auto", disk if memory is short.
+
+    `memory_problem` checks the rest.
+    """
     if wanted != "auto":
         return StatePlace(wanted)
     need = memory_need(manifest, role, setup or sole_process(gpu))
@@ -228,7 +231,7 @@ def memory_problem(
     """Return a sentence with numbers and a remedy if the run does not fit; None if it fits.
 
     available: bytes of memory.  gpu: free bytes of the GPU's memory, the least of several; None if the trainer computes on
-    the CPU.  setup: the trainer's; None for one process.
+    the CPU.  setup: the trainer's processes; None for one process.
     """
     setup = setup or sole_process(gpu)
     need, on_disk = (memory_need(manifest, role, setup, each) for each in (place, StatePlace.DISK))
@@ -262,7 +265,7 @@ WANTED = 4096
 def raise_open_files() -> int:
     """Raise this process's limit to `WANTED`, or as far as the system allows; return the resulting limit.
 
-    The usual limit of 1024 is less than the connections that strangers may open, and a peer that can open no file stops.
+    The usual limit of 1024 is less than the connections that strangers may open, and a peer that cannot open a file stops.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= WANTED:

@@ -1,7 +1,7 @@
 """Hardware of this computer as its owner sees it: load, memory, heat and power, and the energy that a peer's work takes.
 
-NVIDIA GPUs tell their figures through NVML, the processor through psutil, and its power through Linux's powercap, which many
-systems let only an administrator read.
+NVIDIA GPUs tell their figures through NVML, the processor through psutil, and its power through Linux's powercap, which only
+an administrator can read on many systems.
 """
 
 from __future__ import annotations
@@ -180,9 +180,10 @@ MOST_GAP_S = 5 * LOOK_S
 
 
 class EnergyMeter:
-    """Energy that a peer's work has taken: power multiplied by the time since the reading before.
+    """Energy that a peer's work has taken: power multiplied by the time since the previous reading.
 
-    joules: since the start; None if no power was ever read.  earlier: joules before the start, in the same data directory.
+    joules: energy since the start; None if no power was ever read.  earlier: joules before the start, in the same data
+    directory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -221,7 +222,7 @@ class EnergyMeter:
 
 
 class HardwareMonitor:
-    """Reads the hardware regularly, in `run`, and counts its energy.
+    """Monitor that reads the hardware regularly, in `run`, and counts its energy.
 
     ask: returns the present figures; None if the hardware does not answer in time.  works: returns False while the peer
     rests.  status: the last figures; None before the first.

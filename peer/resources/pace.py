@@ -1,6 +1,6 @@
 """Measured speeds of this computer and of its line, kept in the data directory, and estimates for other computers.
 
-`peer bench` and `peer doctor` measure both, and a peer that trains keeps its own speed.  That is kept as arithmetic a
+`peer bench` and `peer doctor` measure both, and a peer that trains keeps its own speed.  The speed is kept as arithmetic per
 second, because the next run may have a model of another size.  The line is measured while a peer runs, with the peers of its
 run.  Their lines may have been the limit, so this computer's line carries at least the measured rate.
 """
@@ -34,18 +34,18 @@ MAX_SOURCE_CHARS = 40
 
 @dataclass(frozen=True)
 class MeasuredPace:
-    """Measured speed of training.  flops: FLOP/s.  at: unix seconds.  source: what measured it, as a phrase."""
+    """Measured speed of training.  flops: FLOP/s.  at: unix seconds.  source: phrase that names the measuring program."""
 
     flops: float
     at: float
     source: str
 
     def computed_per_s(self, manifest: RunManifest) -> float:
-        """Return the tokens a second that this computer would compute in a run, whether the loss counts them or not."""
+        """Return the tokens per second that this computer would compute in a run, even if the loss does not count them."""
         return self.flops / (FLOPS_A_PARAMETER * manifest.parameters)
 
     def tokens_per_s(self, manifest: RunManifest) -> float:
-        """Return the tokens a second that this computer would train in a run, of those that the loss counts."""
+        """Return the tokens per second that this computer would train in a run; only tokens that the loss counts."""
         return self.computed_per_s(manifest) * manifest.data.counted_share
 
     @property
@@ -61,7 +61,7 @@ def keep_pace(
 
     Returns None, and keeps nothing, if it is not a speed.
 
-    tokens_per_s: of all tokens that are computed, whether the loss counts them or not.
+    tokens_per_s: rate of all computed tokens, including tokens that the loss does not count.
     """
     if not (math.isfinite(tokens_per_s) and tokens_per_s > 0):
         return None
@@ -169,7 +169,7 @@ def round_s(manifest: RunManifest) -> float:
 
 
 def typical_tokens_per_s(manifest: RunManifest, computer: TypicalComputer) -> float:
-    """Return the tokens a second that this kind of computer trains in a run, of those that the loss counts."""
+    """Return the tokens per second that this kind of computer trains in a run; only tokens that the loss counts."""
     step_tokens = manifest.data.sequences_per_step * manifest.data.row_tokens
     step_s = max(STEP_S, FLOPS_A_PARAMETER * manifest.parameters * step_tokens / computer.flops)
     return step_tokens * manifest.data.counted_share / step_s

@@ -1,6 +1,6 @@
-"""Needs of a run, and the check of this computer against its section `[requires]`, before anything of it is fetched.
+"""Needs of a run, and the check of this computer against its section `[requires]`, before any part of the run is fetched.
 
-The memory that follows from the model is checked apart from it (`peer.resources.check`).
+The memory that follows from the model is checked separately (`peer.resources.check`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GB = 10**9
 class Computer:
     """Hardware and limits of this computer.
 
-    memory: bytes in all.  gpu: bytes in all of the largest GPU; None without one.  disk: bytes that the run may take up.
+    memory: its total bytes.  gpu: total bytes of the largest GPU; None without one.  disk: bytes that the run may take up.
     max_up, max_down: the settings of these names, in bytes a second; None without a limit.  line: the measured line, if any.
     """
 
@@ -76,9 +76,9 @@ def required(requires: RequiresSection) -> str:
 
 
 def training_needs(manifest: RunManifest) -> str:
-    """Describe the needs of a computer that trains: the stated ones, and those that follow from the model for the others.
+    """Describe the needs of a computer that trains: stated needs, and otherwise needs that follow from the model.
 
-    Stated amounts of memory are a computer's in all; amounts that follow from the model have to be free.
+    Stated amounts of memory are totals of a computer; amounts that follow from the model have to be free.
     """
     stated = manifest.requires or RequiresSection()
     on_cpu, on_gpu = memory_need(manifest), memory_need(manifest, setup=TrainerSetup("cuda"))
@@ -105,7 +105,7 @@ def requirement_problem(manifest: RunManifest, role: Role, computer: Computer) -
         return ""
     missing = list(_missing(manifest.requires, computer))
     update = f"install manyhands {_least(manifest.requires)}, or " if _is_behind(manifest.requires) else ""
-    return f"the run requires of those who train {', '.join(missing)}; {update}{_instead(manifest)}" if missing else ""
+    return f"training in this run requires {', '.join(missing)}; {update}{_instead(manifest)}" if missing else ""
 
 
 def slow_line(manifest: RunManifest, role: Role, computer: Computer) -> str:
@@ -123,7 +123,7 @@ def slow_line(manifest: RunManifest, role: Role, computer: Computer) -> str:
         if 0 < rate < wanted * MBIT
     ]
     return (
-        f"the run requires of those who train {', '.join(slow)}, and others may wait for a slower line; measure again with "
+        f"training in this run requires {', '.join(slow)}, and others may wait for a slower line; measure again with "
         f"`peer bench --only lines` while a peer runs, or {_instead(manifest)}"
         if slow
         else ""
@@ -188,9 +188,9 @@ FULL = 0.9
 
 
 def need_lines(manifest: RunManifest, *, whole: bool = True) -> list[tuple[str, str]]:
-    """Return what a run needs: (subject, statement).
+    """Return the needs of a run as pairs (subject, statement).
 
-    whole: with the memory of each kind of peer, and the GPUs that will do even if the smallest of `GPU_SIZES` does.
+    whole: True to include the memory of each kind of peer, and all suitable GPUs even if the smallest of `GPU_SIZES` fits.
     """
     any_gpu = memory_need(manifest, setup=TrainerSetup("cuda")).gpu <= FULL * GPU_SIZES[0] * 1e9
     return [

@@ -73,7 +73,7 @@ class DiskRoom:
                 f"{need}, and max_disk ({size(cap)}) leaves {size(left)} in {self.folder}: raise max_disk, or remove "
                 "what is not needed (`peer runs`)"
             )
-        return f"{need}, and {self.folder} has {size(left)} free: make room there, or choose another --data-dir"
+        return f"{need}, and {self.folder} has {size(left)} free: make room there, or choose another folder with --data-dir"
 
     def refuse(self, wanted: int) -> str:
         """Return the sentence that refuses a write of `wanted` bytes beyond the cap."""

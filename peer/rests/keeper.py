@@ -1,4 +1,4 @@
-"""Keeper of rests: reads the sensors regularly, and makes the peer rest and go on."""
+"""Keeper of rests: reads the sensors regularly, makes the peer rest, and ends the rest."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class RestLimits:
 class SensorReading:
     """Reading of the sensors; None for a missing sensor.
 
-    now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: true on external
-    power.  gpu_used_by_others: load by other programs in percent, on a GPU on which a peer computes.  unused_s: seconds
-    since somebody last used the computer.
+    now: local time.  at: seconds on a clock that never jumps.  temperature: temperature of the hottest GPU in Celsius.
+    plugged: True on external power.  gpu_used_by_others: load by other programs in percent, on a GPU on which a peer
+    computes.  unused_s: seconds since somebody last used the computer.
     """
 
     now: datetime
@@ -97,7 +97,8 @@ def planned_rest(limits: RestLimits, now: datetime, is_portable: bool) -> str:
 class _Threshold:
     """Threshold with hysteresis.
 
-    It is passed from the first value above `most` until a value is at or below `enough`, but for at least `LEAST_REST_S`.
+    The threshold is passed from the first value above `most` until a value is at or below `enough`, and for at least
+    `LEAST_REST_S`.
     """
 
     def __init__(self, most: float | None, enough: float | None) -> None:
@@ -180,7 +181,7 @@ def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
 
 
 class RestKeeper:
-    """Makes one peer rest and go on, while `run` runs.
+    """Keeper of one peer's rests, while `run` runs.
 
     ask: returns the present reading; None (unknown) is not a reason to rest.
     """
@@ -202,7 +203,7 @@ class RestKeeper:
         self._changed.set()
 
     async def run(self) -> None:
-        """Make the peer rest and go on, until cancelled."""
+        """Begin and end the rests of the peer, until cancelled."""
         resting: Rest | None = None
         while True:
             self._changed = trio.Event()

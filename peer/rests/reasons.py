@@ -33,7 +33,10 @@ _MONTH = re.compile(r"\d{4}-\d{2}")
 
 
 class MonthTraffic:
-    """Traffic of a month.  bytes: in `month`, sent and received together.  Both are as of the last `count`."""
+    """Traffic of a month.
+
+    bytes: traffic in `month`, sent and received together.  Both fields are as of the last `count`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -97,7 +100,10 @@ class MonthlyQuota:
                 counted = total
                 rest = self._judge(now)
                 if rest is not None and not was_spent:
-                    was_spent, kept_at = True, -math.inf  # a process killed now must not begin the month's rest anew
+                    was_spent, kept_at = (
+                        True,
+                        -math.inf,
+                    )  # if the process is killed now, the next one must not count the month from zero
                     spent(rest)
                 if trio.current_time() - kept_at >= KEEP_S:
                     kept_at = trio.current_time()

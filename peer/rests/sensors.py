@@ -2,7 +2,7 @@
 
 PEER_SENSORS names a JSON file that replaces the sensors at each reading: {"temperature": 84, "plugged": false,
 "gpu_used_by_others": 62, "unused_s": 600, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write
-the file, and so may a program with better sensors.
+the file; a program with better sensors can write it as well.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from peer.rests.keeper import SensorReading
 #
 # Sources, each of which may be missing:
 #
-# * logind lists the sessions, and says of each whether its desktop reports it as idle, and since when. A desktop that never
-#  reports anything looks used all the time.
-# * A desktop of our own user is asked itself: GNOME and KDE over the session's bus, X11 through the program xprintidle.
-# * A terminal's time of access is that of its last key press (Linux).
+# * logind lists the sessions, and tells for each one whether its desktop reports it as idle, and since when. A desktop that
+# never reports anything looks used all the time.  * A desktop of our own user answers queries: GNOME and KDE over the
+# session's bus, X11 through the program xprintidle.  * A terminal's time of access is that of its last key press (Linux).
 #
 # Programs are called with fixed words, and their answers are read as numbers.
 
@@ -84,7 +83,7 @@ class Presence:
         return min((*self._of_sessions(), *self._of_terminals()), default=float("inf"))
 
     def _of_sessions(self) -> list[float]:
-        """Return the seconds for each desktop; 0 for a desktop that says nothing."""
+        """Return the seconds since the last input for each desktop; 0 for a desktop that does not tell."""
         listed = (self._run(("loginctl", "list-sessions", "--no-legend")) or "").splitlines()[:MOST_SESSIONS]
         names = [line.split()[0] for line in listed if line.split() and line.split()[0].isalnum()]
         if not names:
@@ -195,7 +194,7 @@ class Gpus:
 
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-            except Exception:  # no library, no driver, no card: each version raises other errors
+            except Exception:  # without library, driver or card, each version raises other errors
                 self._nvml = None
         return self._nvml
 

@@ -39,7 +39,7 @@ def read_config(path: Path) -> dict[str, str]:
     for name, value in parse_toml(_text_of(path)).items():
         setting = known(name, f"{path}: ")
         if setting in found:
-            raise PeerError(f"{path}: {setting} appears twice, also as {name}; remove one of them", ExitCode.USAGE)
+            raise PeerError(f"{path}: {setting} appears twice, also as {name}; remove one of the two lines", ExitCode.USAGE)
         if not isinstance(value, (bool, str, int, float)):
             raise PeerError(
                 f"{path}: {name} is neither text nor a number; write it as `peer config` shows it", ExitCode.USAGE

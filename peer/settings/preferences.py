@@ -43,7 +43,7 @@ from peer.settings.values import (
 
 @dataclass(frozen=True)
 class Setting:
-    """Definition of a setting.  live: a running peer applies a change at once.
+    """Definition of a setting.  live: True if a running peer applies a change at once.
 
     unset: words for the effect of a missing value.
     """

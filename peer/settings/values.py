@@ -20,8 +20,8 @@ from peer.addresses import multiaddr_of
 # ------------------------------------------------------------------------------------------------------------------------
 # Hours during which a peer may compute, in the form that a person writes: "mon-fri 18:00-08:00, sat-sun".
 #
-# A day is written in three letters; two days with a hyphen are a span.  Hours are local time, and may go past midnight into
-# the next day.  Days without hours are whole days; hours without days apply to every day.
+# A day is written with three letters; two days joined by a hyphen are a span.  Hours are local time, and may go past
+# midnight into the next day.  Days without hours are whole days; hours without days apply to every day.
 
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -31,7 +31,7 @@ MOST_SPANS = 32
 _SPAN = re.compile(
     r"(?:(?P<first>[a-z]{3})(?:-(?P<last>[a-z]{3}))?)?\s*(?:(?P<from>\d{1,2}:\d{2})-(?P<to>\d{1,2}:\d{2}))?", re.ASCII
 )
-HOW = "write days and hours, as mon-fri 18:00-08:00, sat-sun"
+HOW = "write days and hours, such as mon-fri 18:00-08:00, sat-sun"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ def whole_number(least: int, most: int, what: str) -> Callable[[str], int]:
 
 
 read_port = whole_number(0, 65535, "a port; give a number from 1 to 65535, or 0 for a free one")
-read_metrics_port = whole_number(1, 65535, "a port; give a number from 1 to 65535")  # the collector has to know it
+read_metrics_port = whole_number(
+    1, 65535, "a port; give a number from 1 to 65535"
+)  # the metrics collector must know the port, so it is never 0
 read_count = whole_number(1, 1 << 30, "a count; give a whole number from 1")
 read_processes = whole_number(1, MOST_PROCESSES, f"a number of processes; give a number from 1 to {MOST_PROCESSES}")
 
@@ -153,7 +155,7 @@ def read_gpus(text: str) -> str:
     if text == "all":
         return text
     if not all(re.fullmatch("[0-9]{1,3}", part) for part in parts) or len({int(part) for part in parts}) != len(parts):
-        raise ValueError(f"{text} names no GPUs; write all, or different numbers with commas between them, as 0,2")
+        raise ValueError(f"{text} does not name GPUs; write all, or different numbers with commas between them, such as 0,2")
     if len(parts) > MOST_PROCESSES:
         raise ValueError(f"at most {MOST_PROCESSES} GPUs train together")
     return ",".join(str(int(part)) for part in parts)
@@ -163,7 +165,7 @@ def read_rate(text: str) -> float:
     """Read a rate in bytes a second, from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
     rate = _scaled(text, RATE_UNITS)
     if not LEAST_RATE <= rate <= MOST_RATE:
-        raise ValueError(f"{text} is not a rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
+        raise ValueError(f"{text} is not a rate; give 16kB or more, such as 20Mbit (bits) or 1.5MB (bytes) a second")
     return rate
 
 
@@ -171,14 +173,14 @@ def read_size(text: str) -> int:
     """Read a size in bytes, from "500MB", "20GB", "1TB"."""
     size = _scaled(text, SIZE_UNITS)
     if not LEAST_SIZE <= size <= MOST_SIZE:
-        raise ValueError(f"{text} is not a size; give 1MB or more, as 500MB or 20GB")
+        raise ValueError(f"{text} is not a size; give 1MB or more, such as 500MB or 20GB")
     return int(size)
 
 
 def read_switch(text: str) -> bool:
     """Read yes or no."""
     if text.lower() not in ("yes", "no", "true", "false", "on", "off", "1", "0"):
-        raise ValueError(f"{text} is neither yes nor no")
+        raise ValueError(f"{text} is neither yes nor no; write one of them")
     return text.lower() in ("yes", "true", "on", "1")
 
 
@@ -187,7 +189,7 @@ def read_minutes(text: str) -> float:
     match = re.fullmatch(r"(\d{1,6})\s*(s|min|m|h)", text.strip())
     seconds = int(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[match[2]] if match else 0
     if not 10 <= seconds <= 86_400:
-        raise ValueError(f"{text} is not a time; write 10min, from 10s to 24h")
+        raise ValueError(f"{text} is not a time; write a time from 10s to 24h, such as 10min")
     return float(seconds)
 
 
@@ -198,7 +200,7 @@ def read_addresses(text: str) -> tuple[str, ...]:
         raise ValueError(f"at most {MOST_ADDRESSES} addresses are announced")
     addresses = tuple(multiaddr_of(each, USUAL_PORT) for each in written)
     if any(address.count("/") != 4 for address in addresses):
-        raise ValueError(f"{text} says more than where this computer is reached; write HOST:PORT alone")
+        raise ValueError(f"{text} contains more than an address; write HOST:PORT alone")
     return addresses
 
 
@@ -206,7 +208,7 @@ def read_owners(text: str) -> tuple[str, ...]:
     """Read peer IDs, with commas between them."""
     owners = tuple(part.strip() for part in text.split(","))
     if len(owners) > MOST_ADDRESSES:
-        raise ValueError(f"at most {MOST_ADDRESSES} owners")
+        raise ValueError(f"at most {MOST_ADDRESSES} owners are allowed")
     for owner in owners:
         if not PEER_ID.fullmatch(owner):
             raise ValueError(f"{owner or 'nothing'} is not a peer ID; `peer id` shows yours on the computer you watch from")
@@ -254,7 +256,9 @@ def read_networks(text: str) -> tuple[str, ...]:
     try:
         return tuple(str(ipaddress.ip_network(part.strip())) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"{text} is not a list of networks; write 192.168.1.0/24, with commas between several") from error
+        raise ValueError(
+            f"{text} is not a list of networks; write networks such as 192.168.1.0/24, with commas between them"
+        ) from error
 
 
 def read_share(text: str) -> float:
@@ -262,9 +266,9 @@ def read_share(text: str) -> float:
     try:
         share = float(text.removesuffix("%"))
     except ValueError as error:
-        raise ValueError(f"{text} is not a percentage; write 25%") from error
+        raise ValueError(f"{text} is not a percentage; write a number such as 25%") from error
     if not 0 <= share <= 100:
-        raise ValueError(f"{text} is not a percentage from 0% to 100%")
+        raise ValueError(f"{text} is not a percentage from 0% to 100%; correct the number")
     return share / 100
 
 
@@ -312,7 +316,7 @@ def in_unit(unit: str, least: int, most: int, what: str, placeholder: str) -> No
 
 
 def or_word(notation: Notation, word: str, meaning: Any) -> Notation:
-    """Return a notation that also has a word, which means this value."""
+    """Return a notation that also accepts a word for this value."""
     return Notation(
         lambda text: meaning if text == word else notation.read(text),
         lambda value: word if value == meaning else notation.show(value),

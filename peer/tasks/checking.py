@@ -29,7 +29,7 @@ from trainer.rl.groups import most_prompt_bytes, prompt_flaw
 class Checked:
     """File of a valid set of tasks.
 
-    tasks: tasks within the run's bounds on solve rates; only these count.  kinds: types of the tasks' verification, with
+    tasks: the tasks within the run's bounds on solve rates; only these count.  kinds: types of the tasks' verification, with
     counts.  told: sentence for a person about the number of these tasks.  file: its name in the run's folder of tasks.
     """
 
@@ -72,7 +72,7 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Check
 
 
 def _given(source: Path) -> bytes:
-    """Return the content of the file that a person named."""
+    """Return the content of the file that the person named."""
     try:
         return read_outside(named_file(source), max(MAX_SET_BYTES, MAX_COMPRESSED_BYTES))
     except OSError as error:
@@ -94,7 +94,7 @@ def _read(signed: SignedManifest, source: Path, given: bytes, data: Path) -> tup
     size = len(read.plain)
     if size > MAX_SET_BYTES or len(tasks) > MAX_SET_TASKS:
         raise PeerError(
-            f"{source} has {len(tasks)} tasks in {size} bytes, more than {MAX_SET_TASKS} in {MAX_SET_BYTES}; split it",
+            f"{source} has {len(tasks)} tasks in {size} bytes, more than {MAX_SET_TASKS} in {MAX_SET_BYTES}; split the file",
             ExitCode.INPUT,
         )
     most = most_prompt_bytes(rl.row_tokens, rl.max_tokens, rl.length_targets)
@@ -102,9 +102,8 @@ def _read(signed: SignedManifest, source: Path, given: bytes, data: Path) -> tup
     if len(longest.prompt.encode()) > most:
         raise PeerError(
             f"{source}: the prompt of {longest.problem_id!r:.80} has {len(longest.prompt.encode())} bytes, and this run "
-            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens, less the naming of a length); shorten "
-            f"it, or "
-            "leave it out",
+            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens, less the naming of a length); "
+            "shorten the prompt, or leave the task out",
             ExitCode.INPUT,
         )
     tokenizer = _tokenizer(signed, data)
@@ -113,7 +112,8 @@ def _read(signed: SignedManifest, source: Path, given: bytes, data: Path) -> tup
             break
         if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
             raise PeerError(
-                f"{source}: the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out", ExitCode.INPUT
+                f"{source}: the prompt of {task.problem_id!r:.80} {flaw}; change the prompt, or leave the task out",
+                ExitCode.INPUT,
             )
     kinds = Counter(type(task.verification).__name__ for task in tasks)
     return read.plain, Checked(tasks, dict(kinds), told(len(tasks), len(read.tasks), rates))

@@ -50,7 +50,7 @@ Keep = Callable[[int, float], None]
 
 @contextmanager
 def kept_rates(path: Path, measured: Mapping[str, Any], tasks: int) -> Iterator[tuple[dict[int, float], Keep]]:
-    """Give the rates that are stored in `path`, by the task's number in the measured file, and a function that stores one.
+    """Yield the rates stored in `path`, by the task's number in the measured file, and a function that stores a rate.
 
     measured: facts on which the rates depend.  tasks: number of tasks.  Raises `PeerError` if the stored rates belong to
     another measurement.
@@ -80,7 +80,8 @@ def _read(path: Path, measured: Mapping[str, Any], tasks: int) -> dict[int, floa
     head, *lines = raw.decode(errors="replace").splitlines() or [""]
     if len(raw) > most or _json(head) != measured:
         raise PeerError(
-            f"{path} has rates of another measurement (other tasks, weights or options); remove it, or give another --out",
+            f"{path} has rates of another measurement (other tasks, weights or options); remove the file, or "
+            "give another --out",
             ExitCode.INPUT,
         )
     rates: dict[int, float] = {}
@@ -110,7 +111,7 @@ LONGEST = sys.float_info.min
 """Rate with the longest form in a line."""
 
 OnProgress = Callable[[int, int], None]
-"""Function called with the number of tasks measured, and of all tasks."""
+"""Function called with the number of measured tasks and the number of all tasks."""
 
 DEFAULT_BOUNDS = SolveRates(RlConfig().min_solve_rate, RlConfig().max_solve_rate)
 
@@ -160,9 +161,9 @@ SHOWN_CHARACTERS = 200
 
 
 class ShownAnswers:
-    """The first answers to some tasks, as lines for a person, each with its score and a right answer.
+    """First answers to some tasks, as lines for a person, each with its score and a right answer.
 
-    They tell why a model solves nothing: most often it answers in another form than the one that is read.
+    They show why a model solves nothing: most often its answers do not have the expected form.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -170,7 +171,7 @@ class ShownAnswers:
         self._lines: dict[int, str] = {}
 
     def note(self, answer: Answer) -> None:
-        """Keep an answer if it is the first to its problem, and few are kept."""
+        """Keep an answer if it is the first to its problem, and the limit is not reached."""
         if answer.problem in self._lines or len(self._lines) >= SHOWN_ANSWERS:
             return
         problem = self._environment.problem(answer.problem)
@@ -183,7 +184,7 @@ class ShownAnswers:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines, one for each answer."""
+        """Lines for a person, one for each answer."""
         return tuple(self._lines.values())
 
 
@@ -206,7 +207,7 @@ class MeasuredRates:
         if self.digest:
             lines.append(f"in a run    {told(inside, count, bounds)}")
         else:
-            lines.append(f"in bounds   {inside} of {count}, {bounds.low:g} to {bounds.high:g}; a run has the others, too")
+            lines.append(f"in bounds   {inside} of {count}, {bounds.low:g} to {bounds.high:g}; a run also has the others")
         return [*lines, *self.answers]
 
 
@@ -249,7 +250,9 @@ def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lamb
     """Measure `count` problems, spread over an environment with a name as in a run file.  Raises `PeerError`."""
     with _naming_errors():
         if read_name(name)[0] == FILE or files_of(name):
-            raise ValueError("the tasks of a file are all measured, and written with their rates; name the file instead")
+            raise ValueError(
+                "an environment with a file of tasks is not sampled, because all tasks of a file are measured; name the file"
+            )
         environment = open_named(name)
         rater, _ = _rater(how)
         count = min(count, environment.size)
@@ -282,9 +285,9 @@ def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
     """Return the rater, and the facts on which its rates depend."""
     sampling = how.sampling
     if not 0 < sampling.temperature <= 1000:
-        raise PeerError("a temperature is above 0 and at most 1000; give another --temperature", ExitCode.USAGE)
+        raise PeerError("a temperature must be above 0 and at most 1000; change --temperature", ExitCode.USAGE)
     if how.device == "cuda" and not torch.cuda.is_available():
-        raise PeerError("there is no GPU that torch can use here; leave --device out", ExitCode.RESOURCES)
+        raise PeerError("torch cannot use a GPU on this computer; leave --device out", ExitCode.RESOURCES)
     folder = WeightsFolder(how.model)
     tokenizer, read = _tokenizer(how, folder)
     check_memory(BF16_BYTES * folder.config.parameters, "cpu")
@@ -323,7 +326,7 @@ def _rated(records: Sequence[Mapping[str, Any]], rates: Sequence[float], samples
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the task {record['problem_id']!r:.80} cannot be written back: {error}") from error
         if len(lines[-1]) > MAX_LINE_BYTES:
-            raise ValueError(f"the task {record['problem_id']!r:.80} has no room for its solve_rate; shorten it")
+            raise ValueError(f"the task {record['problem_id']!r:.80} has no room for its solve_rate; shorten the task")
     return b"".join(lines)
 
 

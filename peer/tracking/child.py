@@ -1,4 +1,4 @@
-"""Processes that track a running peer's run, one for each tracker: packages of trackers start threads and processes too."""
+"""Processes that track a running peer's run, one for each tracker, because their packages start threads and processes."""
 
 from __future__ import annotations
 

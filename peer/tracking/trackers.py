@@ -1,9 +1,9 @@
-"""Trackers of curves.  Each reports the points that it has, so a writer that was killed leaves no gap and repeats nothing.
+"""Trackers of curves.  Each tells which points it has, so a killed writer leaves no gap and repeats nothing.
 
 * `tensorboard:FOLDER`: event files, of which the last steps are read at the start.
 * `wandb:PROJECT`: a run with the ID of ours, which Weights & Biases resumes; with WANDB_MODE=offline each start writes a
-  folder of its own with all that is on this disk, and `wandb sync` joins them.
-* `mlflow:URI`: a run with a tag of ours on that server, which says which round's `tokens` it has.
+  folder of its own with all points on this disk, and `wandb sync` joins them.
+* `mlflow:URI`: a run with our tag on that server, which tells the last round whose `tokens` it has.
 
 The packages of the first two are extras, imported when a tracker is opened. Keys and tokens come from the environment that
 each of them documents; nothing here prints them.
@@ -45,15 +45,15 @@ MAX_ANSWER = 1 << 24
 # ------------------------------------------------------------------------------------------------------------------------
 # Points of a run's curves, one for each round, from the record chain and the event log on this disk.
 #
-# A tracker's steps never go back.  So the step of a round counts the rounds that this peer gave up before it too: what was
-# written of those stays, the rounds that replace them come behind, and `rounds_given_up` says how many they are.
+# A tracker's steps never go back.  So the step of a round also counts the rounds that this peer gave up before it: their
+# points stay, the rounds that replace them follow, and `rounds_given_up` gives their number.
 #
-# A round's point is due once its held-out loss is known, or `LATE_ROUNDS` later, or at the end: a tracker takes its values
-# in the order of the rounds, and not one after the other.
+# A round's point is due once its held-out loss is known, or `LATE_ROUNDS` later, or at the end: a tracker takes all values
+# of a round at once, in the order of the rounds.
 
 
 LATE_ROUNDS = 2
-"""Rounds after which a held-out loss is not waited for; it comes within seconds, or a peer measures only some rounds."""
+"""Rounds after which a point does not wait for its held-out loss; the loss comes within seconds, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Point:
 
 
 def points_due(run: RunHistory, after: int, *, is_end: bool) -> list[Point]:
-    """Return the points of later steps than `after` that are due.  is_end: True if nothing is waited for any more."""
+    """Return the points of later steps than `after` that are due.  is_end: True if no point has to wait any longer."""
     found, held_out, steps_back = list[Point](), run.held_out, run.steps_back
     for each, given_up in _counted(run.rounds, steps_back):
         step = each.rounds + given_up
@@ -86,13 +86,13 @@ def points_due(run: RunHistory, after: int, *, is_end: bool) -> list[Point]:
 
 
 def _counted(rounds: Sequence[Round], steps_back: Sequence[StepBack]) -> Iterator[tuple[Round, int]]:
-    """Yield each round with the number of rounds that were given up before it was made, which never falls."""
+    """Yield each round with the number of rounds given up before it was made; the number never falls."""
     given_up = 0
     totals: list[tuple[int, int]] = []
     for step in steps_back:
         given_up += max(0, step.abandoned)
         while totals and totals[-1][0] >= step.rounds:
-            totals.pop()  # what was made after that earlier step back was given up as well
+            totals.pop()  # the rounds made after that earlier step back were given up as well
         totals.append((step.rounds, given_up))
     place = before = 0
     for each in rounds:
@@ -112,22 +112,22 @@ def _by_source(kind: str, losses: Mapping[str, float]) -> dict[str, float]:
 
 
 class Tracker(Protocol):
-    """Place that keeps curves.  Methods block, and raise whatever its package raises."""
+    """Place that keeps curves.  Its methods block, and raise the errors of its package."""
 
     def last(self) -> int:
-        """Return the step of the newest point that it has; 0 without one."""
+        """Return the step of the tracker's newest point; 0 without one."""
 
     def write(self, points: Sequence[Point]) -> None:
         """Add points, in the order of their steps, so that they survive this process."""
 
     def close(self) -> None:
-        """Write what is left, and leave."""
+        """Write the remaining points and end."""
 
 
 def open_tracker(target: str, run: str, name: str) -> Tracker:
-    """Open a tracker by its target, such as `tensorboard:FOLDER`.  run: the run's ID.  name: of the run.
+    """Open a tracker by its target, such as `tensorboard:FOLDER`.  run: the run's ID.  name: the run's name.
 
-    Raises PeerError with a sentence if the target is no such, or if its package is missing.
+    Raises PeerError with a sentence if the target is not a tracker, or if its package is missing.
     """
     kind, _, place = target.partition(":")
     makers: dict[str, Callable[[str, str, str], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
@@ -181,9 +181,9 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, whose step is that of the points.
+    """Run of Weights & Biases, with the steps of the points.
 
-    Of this computer it records the kind of its system and the versions of Python and of the package.
+    About this computer, it records only the kind of system and the versions of Python and of the package.
     """
 
     def __init__(self, place: str, run: str, name: str) -> None:
@@ -255,7 +255,7 @@ class Mlflow:
         return self._last
 
     def write(self, points: Sequence[Point]) -> None:
-        """Add points; `tokens` of a point last, so that a point that has it is whole."""
+        """Add points; `tokens` comes last in each point, so that a point with `tokens` is complete."""
         now = int(1000 * time.time())
         metrics = [
             {
@@ -286,10 +286,10 @@ class Mlflow:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Handler that takes a redirection for an error: it would get our key."""
+    """Handler that treats a redirection as an error, because its target would get our key."""
 
     def redirect_request(self, *words: Any, **named: Any) -> None:
-        """Follow nothing."""
+        """Refuse every redirection."""
 
 
 def _key() -> dict[str, str]:

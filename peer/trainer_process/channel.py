@@ -30,7 +30,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 def unheard(message: dict[str, Any]) -> None:
-    """Ignore progress: the listener for commands that report none."""
+    """Ignore progress; this is the listener for commands that do not report any."""
 
 
 @dataclass
@@ -171,7 +171,7 @@ def how_it_ended(status: int | None, last_line: str) -> str:
 # ------------------------------------------------------------------------------------------------------------------------
 # Output of the process, kept in a file of limited size.
 #
-# The file is for a person who asks why a trainer died; its last line is also part of the reason that is shown.
+# The file is for a person who wants to know why a trainer died; its last line is also part of the displayed reason.
 
 
 MAX_LOG_BYTES = 1 << 20

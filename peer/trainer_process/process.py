@@ -86,7 +86,7 @@ async def start_trainer(fds: Sequence[int], folder: Path) -> trio.Process:
 
 
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
-"""Tunables of glibc, by which freed memory is kept for the next step, and large pages are asked for.
+"""Tunables with which glibc keeps freed memory for the next step and requests large pages.
 
 By default each large tensor is memory that the kernel maps, clears and takes back, which costs a fifth of a step in bf16.
 """
@@ -95,10 +95,10 @@ By default each large tensor is memory that the kernel maps, clears and takes ba
 def environment(ours: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return a trainer's environment variables, given the peer's (`ours`) and the folder of compiled layers.
 
-    OpenMP and glibc read theirs when they are loaded, so these have to be set here. OpenMP's idle threads sleep, instead of
-    keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write; torch would
-    keep precompiled headers in the temp folder in any case, where another user may have put some before. CUDA numbers
-    GPUs by speed unless it is told to number them as NVIDIA's tools do.
+    OpenMP and glibc read their variables when they are loaded, so these have to be set here. OpenMP's idle threads sleep,
+    instead of keeping a core busy that another trainer could use. Compiled layers are kept where no other user can write;
+    torch would otherwise keep precompiled headers in the temp folder, in which another user may have put such files. CUDA
+    numbers GPUs by speed unless it is told to number them as NVIDIA's tools do.
     """
     defaults = {
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -134,11 +134,14 @@ def processor_time(pid: int) -> float:
 
 HOUR_S = 3600.0
 MOST_SHIFTS = 4096
-"""Most shifts that are remembered; with more in an hour, the oldest are forgotten, and the share is too low."""
+"""Largest number of remembered shifts; with more in an hour, the oldest are forgotten, and the share is too low."""
 
 
 class BusyHour:
-    """Record of the shifts of the last hour.  began: when it first could have been busy; all times are of one clock."""
+    """Record of the shifts of the last hour.
+
+    began: time from which it could have been busy; all times come from one clock.
+    """
 
     def __init__(self, began: float) -> None:
         self._began = began
@@ -168,7 +171,7 @@ class BusyHour:
             self._since = now
 
     def leave_out(self, seconds: float, now: float) -> None:
-        """Count so many seconds of the running shift as not busy."""
+        """Count this many seconds of the running shift as not busy."""
         if self._since is not None:
             self._since = min(now, self._since + seconds)
 
@@ -225,7 +228,7 @@ class TrainerPlaces:
 class TrainerRanks:
     """Processes of a trainer that share one model.
 
-    gpus: "all", or numbers of GPUs with commas between them, a process for each; empty for the usual device.
+    gpus: "all", or numbers of GPUs with commas between them, with a process for each; empty for the usual device.
     processes: number of processes on a CPU.  offload: True to keep parameters and optimiser in the computer's memory.
     offload_later: True to do so in processes after one that ran out of memory.
     """
@@ -241,7 +244,7 @@ class TrainerSettings:
     """Settings for starting a trainer.
 
     sections: input of `trainer.config.TrainingConfig.from_sections`.
-    trains: true if the trainer learns; otherwise it only makes and judges rollouts, and has no optimiser.
+    trains: True if the trainer learns; otherwise it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA if there is one), or a name that torch knows.
     moments: folder in which the trainer keeps its optimiser's moments for a later process; None to keep none.
@@ -276,7 +279,7 @@ class TrainerSettings:
         generator: GeneratorName = GeneratorName.BUILTIN,
         ranks: TrainerRanks | None = None,
     ) -> TrainerSettings:
-        """Return the settings for the work of `manifest`.  places: of the run's data; None if it has none."""
+        """Return the settings for the work of `manifest`.  places: places of the run's data; None if it has none."""
         size = manifest.layouts.contribution.payload_bytes
         sections = manifest.trainer_sections() | (places or TrainerPlaces()).sections
         ranks = ranks or TrainerRanks()
@@ -312,7 +315,7 @@ class TrainerProcess:
         self._tell_of_load: Callable[[str], None] = lambda sentence: None
         self._report_missing: Callable[[Hash, int], None] = lambda shard, number: None
         self.threads = 0
-        """CPU threads that the last finished round used at its end."""
+        """CPU threads in use at the end of the last finished round."""
         self.device = ""
         """Device on which it computes, in torch's words; empty before it was first ready."""
         self.figures: DeviceFigures | None = None
@@ -458,14 +461,14 @@ class TrainerProcess:
         self._report_missing = report
 
     def _tell_of_missing(self, message: dict[str, Any]) -> bool:
-        """Report the block for which a command waits; return False if the message names none."""
+        """Report the block for which a command waits; return False if the message does not name one."""
         if (waiting := message.get("waiting")) is None:
             return False
         self._report_missing(Hash(bytes.fromhex(waiting["shard"])), waiting["number"])
         return True
 
     def report_load(self, report: Callable[[str], None]) -> None:
-        """Call `report` with a sentence while the trainer is late because this computer is too busy; then with no words."""
+        """Call `report` with a sentence while this computer is so busy that the trainer is late, then with an empty one."""
         self._tell_of_load = report
 
     def finish(self) -> None:
@@ -521,7 +524,7 @@ class TrainerProcess:
         assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
 
     async def _ask_alone(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
-        """Ask as `_ask` does, for work that the trainer does one piece at a time."""
+        """Ask as `_ask` does, for work of which the trainer does one piece at a time."""
         assert not self._busy, "the trainer does one thing at a time, apart from an evaluation"
         self._busy = True
         try:
@@ -638,7 +641,7 @@ class TrainerProcess:
         self._wake()
 
     async def _watch(self, channel: TrainerChannel) -> None:
-        """Kill a trainer that has been silent for too long while it has work, and tell of a computer that makes it late."""
+        """Kill a trainer that is silent for too long while it has work; report a computer that is too busy."""
         heard_at, clock, told = -inf, SilenceClock(0.0, 0.0, 1), ""
         while True:
             await trio.sleep(LOOK_S)

@@ -60,7 +60,7 @@ from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Run that begins with the weights of a Hugging Face folder: the state after 0 rounds, hashed, and kept on disk.
+# Run that begins with the weights of a Hugging Face folder: its state after 0 rounds is hashed and kept on disk.
 #
 # The manifest has the digest of that state.  The organiser's data directory keeps it as the checkpoint after 0 rounds.
 # The organiser's peer begins from it, and other peers fetch it like any checkpoint.
@@ -88,7 +88,7 @@ class FolderStart:
         return tree_root(self._leaves[piece_bytes])
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
-        """Write that state as the run's checkpoint after 0 rounds, unless the run has a checkpoint already.
+        """Write the state before the first round as the run's checkpoint, unless the run has a checkpoint already.
 
         Raises `PeerError`, also if the folder has changed since its digest was taken.
         """
@@ -98,7 +98,7 @@ class FolderStart:
         checkpoints.load()
         if checkpoints.sizes():
             return
-        changed = PeerError(f"{self.folder} has changed while it was read; give it again", ExitCode.INPUT)
+        changed = PeerError(f"{self.folder} has changed while it was read; start the command again", ExitCode.INPUT)
         if self.digest(state.piece_bytes) != state.digest:
             raise changed
         leaves = self._leaves[state.piece_bytes]
@@ -137,7 +137,7 @@ SAMPLE = 64
 """Number of an environment's problems whose prompts are checked before a run begins."""
 
 ASKS_FOR_FORM = re.compile(r"(?i)answer\s*:|boxed|only|nothing else|just the")
-"""Pattern of a prompt that asks for a form of the answer that is read."""
+"""Pattern of a prompt that asks for an answer in a form that can be judged."""
 
 Tell = Callable[[str, str], None]
 """Function called with the subject and the text of one fact for a person."""
@@ -157,7 +157,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class _Named:
-    """Parts that a run file names, without its corpora.
+    """Pieces of data that a run file names, without its corpora.
 
     facts: fields of the tokenizer's section.  vocab: tokens of the tokenizer, if the model's number follows from it.
     """
@@ -171,7 +171,7 @@ class _Named:
     tasks: Tasks
 
     def data(self) -> tuple[Mapping[str, Any], dict[str, OwnDocuments]] | None:
-        """Return the data section, and documents of our own by their names; None if it names no data and reads bytes."""
+        """Return the data section, and our own documents by name; None if no data is named and the run reads bytes."""
         section, rl = self.sections.get("data", {}), self.sections.get("rl")
         own: dict[str, OwnDocuments] = {}
         if self.tokenizer is not None and reads_builtin(section):
@@ -185,11 +185,11 @@ class _Named:
         return section, own
 
     def format(self, section: Mapping[str, Any]) -> TokenFormat:
-        """Return the form of the tokens of its corpora."""
+        """Return the format of the tokens in the run's corpora."""
         return token_format(section, self.tokenizer, self.facts)
 
     def with_corpora(self, corpora: RunData | None) -> Brought | None:
-        """Return all that it names; None if that is nothing."""
+        """Return all data that the run file names; None if it names none."""
         if self.start is None and self.tokenizer is None and corpora is None and "rl" not in self.sections:
             return None
         return Brought(self, corpora)
@@ -229,11 +229,14 @@ class Brought:
 
     def digest(self, piece_bytes: int) -> Hash:
         """Return the digest as `Start.digest` describes."""
-        assert self._folder is not None, "asked only where there are facts"
+        assert self._folder is not None, "asked only if there are facts"
         return self._folder.digest(piece_bytes)
 
     def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
-        """Read the data as a trainer will.  tell: called about corpora and tasks.  Raises `PeerError` with file and line."""
+        """Check the data by reading it as a trainer will.
+
+        tell: called with facts about corpora and tasks.  Raises `PeerError` with file and line.
+        """
         paths = {name: str(path) for name, path in self._paths.items()}
         config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
         with told_as(ExitCode.INPUT, ValueError):
@@ -249,7 +252,7 @@ class Brought:
             tell(*remark)
 
     def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
-        """Raise ValueError for unusable lines or prompts, naming the file, and if too few tasks are left."""
+        """Raise ValueError, with the file's name, for unusable lines or prompts, or if too few tasks are left."""
         rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
         left: dict[str, int] = {}
         remarks: list[str] = []
@@ -259,7 +262,9 @@ class Brought:
                 stay = rates.left(tasks)
                 for task in stay:
                     if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
-                        raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
+                        raise ValueError(
+                            f"the prompt of {task.problem_id!r:.80} {flaw}; change the prompt, or leave the task out"
+                        )
                 count = left[name.removeprefix(TASKS)] = len(stay)
             except ValueError as error:
                 raise ValueError(f"{self._paths[name]}: {error}") from error
@@ -294,9 +299,9 @@ class Brought:
 
 
 def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
-    """Raise ValueError if the model cannot read prompts of the environment, as far as this computer can tell.
+    """Raise ValueError if this computer can tell that the model cannot read the environment's prompts.
 
-    tell: called with the first problem, and a right answer to it.
+    tell: called with the first problem and a right answer.
     """
     with suppress(PackageMissing, SandboxUnavailable):
         environment = environment_of(config)
@@ -310,10 +315,11 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
 
 
 def brought_by(path: Path, built: Path, check: Callable[[Brought], object] = lambda sketch: None) -> Brought | None:
-    """Return the data of a run file; None if it names none, no environment and no tokenizer.
+    """Return the data of a run file; None if it names neither data nor an environment nor a tokenizer.
 
-    Raises `PeerError` or `RunFileError`.  The tokenizer.json in a model's folder is used, if there is one and the run file
-    names no other.  built: folder below which corpora are built.  check: called before that, with stand-ins for corpora.
+    Raises `PeerError` or `RunFileError`.  The tokenizer.json in a model's folder is used if it exists and the run file does
+    not name another one.  built: folder below which corpora are built.  check: called before they are built, with stand-ins
+    for corpora.
     """
     named = _named_by(path)
     data = named.data()
@@ -378,17 +384,17 @@ def _examples(path: Path, rl: Mapping[str, Any], tasks: Tasks, tokens: TokenForm
 
 
 def _check_solutions(path: Path, data: bytes) -> None:
-    """Raise ValueError if a task is no example."""
+    """Raise ValueError if a task is not a solved example."""
     for task in read_tasks(io.BytesIO(data)):
         if task.solution is None:
             raise ValueError(
-                f"{path}: the task {task.problem_id!r:.80} names no solution, so it is not an example; add "
+                f"{path}: the task {task.problem_id!r:.80} does not have a solution, so it is not an example; add "
                 "gold_standard_solution to it, or leave from out"
             )
 
 
 def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
-    """Report a mismatch of the model with the run's rows or tokens, although the run is possible."""
+    """Report a mismatch of the model with the run's rows or tokens that does not make the run impossible."""
     model = manifest.model
     if manifest.tokenizer is None and model.vocab != ByteTokenizer.vocab:
         tell(
@@ -456,5 +462,5 @@ def _content(path: Path) -> bytes:
     if is_pointer(data):
         raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
     if not data:
-        raise PeerError(f"{path} is empty; give a file with something in it", ExitCode.INPUT)
+        raise PeerError(f"{path} is empty; give a file with data", ExitCode.INPUT)
     return data

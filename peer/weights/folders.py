@@ -1,4 +1,4 @@
-"""Export of a run's model as a Hugging Face folder, from the data directory; a peer may be running or not.
+"""Export of a run's model as a Hugging Face folder, from the data directory, whether or not a peer is running.
 
 `protocol.chain.stored_run` reads the states on disk, `trainer.weights` writes the file formats, and this module makes the
 new folder.
@@ -58,8 +58,8 @@ def check_room(folder: Path, wanted: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < ROOM * wanted:
         raise PeerError(
-            f"the model takes about {size(wanted)} and the disk has {size(free)} free; make room, or name a folder on "
-            "another disk",
+            f"the model takes about {size(wanted)} and the disk has {size(free)} free; make room, "
+            "or name a folder on another disk",
             ExitCode.RESOURCES,
         )
 
@@ -90,7 +90,7 @@ def published_as(target: Path) -> Iterator[Path]:
 
 
 def told(blocks: Iterable[F32], count: int, on_progress: Callable[[float], None]) -> Iterator[F32]:
-    """Pass on the blocks of `count` values; call `on_progress` with the share passed on, from 0 to 1."""
+    """Yield the blocks of `count` values; call `on_progress` with the yielded share, from 0 to 1."""
     done = 0
     for block in blocks:
         yield block
@@ -143,7 +143,7 @@ def merge(
 ) -> Merged:
     """Write the merge of `models` to the new folder `target`.  dtype: "bf16" or "fp32".  Raises `PeerError`.
 
-    The first model's tokenizer, end of text and context are used; with the rule ties, the base's.
+    The first model's tokenizer, end of text and context are used; with the rule ties, those of the base are used.
     """
     check_target(target)
     form = ExportFormat(dtype)
@@ -175,7 +175,7 @@ RULES_OF = {"weights": ("linear", "ties"), "t": ("slerp",), "base": ("ties",), "
 
 
 def _rule(models: int, options: MergeOptions) -> Rule:
-    """Return the rule for this number of models, besides a base; raises `PeerError`."""
+    """Return the rule for this number of models, not counting a base; raises `PeerError`."""
     for name in RULES_OF:
         if getattr(options, name) is not None and options.rule not in RULES_OF[name]:
             raise PeerError(
@@ -185,12 +185,15 @@ def _rule(models: int, options: MergeOptions) -> Rule:
             )
     weights = options.weights or (1.0,) * models
     if len(weights) != models:
-        raise PeerError(f"{models} models have {models} weights, and not {len(weights)}; give one for each", ExitCode.USAGE)
+        raise PeerError(
+            f"{len(weights)} weights are given for {models} models; give one weight for each model", ExitCode.USAGE
+        )
     if options.rule == "ties" and options.base is None:
-        raise PeerError("ties starts from a base; name it with --base", ExitCode.USAGE)
+        raise PeerError("the rule ties starts from a base; name the base with --base", ExitCode.USAGE)
     if (models < 2 and options.rule != "ties") or (options.rule == "slerp" and models != 2):
         raise PeerError(
-            f"{options.rule} takes two models{' or more' * (options.rule != 'slerp')}; give as many", ExitCode.USAGE
+            f"{options.rule} takes two models{' or more' * (options.rule != 'slerp')}; give that number of models",
+            ExitCode.USAGE,
         )
     try:
         match options.rule:
@@ -201,7 +204,7 @@ def _rule(models: int, options: MergeOptions) -> Rule:
             case _:
                 return Linear(weights)
     except ValueError as error:
-        raise PeerError(f"{error}; give other numbers", ExitCode.USAGE) from error
+        raise PeerError(f"{error}; change the weights or options", ExitCode.USAGE) from error
 
 
 def _or(value: float | None, default: float) -> float:
@@ -243,7 +246,7 @@ class ExportedState:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self | None:
-        """Return the state that a folder names, which may be a stranger's word; None if it names none."""
+        """Return the state that a folder names, which a stranger may have written; None if it does not name one."""
         with suppress(FolderError):
             match json_in(folder / ORIGIN, "copy it again"):
                 case {"run": str(run), "name": str(name), "rounds": int(rounds), "is_final": bool(is_final)} if (

@@ -31,7 +31,7 @@ from trainer.weights.safetensors_file import FolderError
 PACKAGES = ("lm_eval", "transformers", "accelerate")
 TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 BATCH = 8
-"""Texts that the model reads at a time."""
+"""Number of texts that the model reads at a time."""
 MAX_RESULTS = 64 << 20
 LAST_WORDS = 4096
 BYTES_VOCABULARY, TEXT_END = 256, "<|endoftext|>"
@@ -39,7 +39,9 @@ BYTES_VOCABULARY, TEXT_END = 256, "<|endoftext|>"
 
 @dataclass(frozen=True)
 class HarnessScore:
-    """A metric of a task.  name: with the filter of answers, if it has one.  error: standard error; None if unknown.
+    """A metric of a task.
+
+    name: its name, with the filter of answers if it has one.  error: standard error; None if unknown.
 
     shots: solved examples in each prompt.  samples: questions asked; None for a group of tasks.
     """
@@ -62,7 +64,10 @@ class HarnessResults:
 
 @dataclass(frozen=True)
 class HarnessOptions:
-    """Options of an evaluation.  limit: most questions of a task; None for all.  device: a name of torch's, or "auto"."""
+    """Options of an evaluation.
+
+    limit: largest number of questions per task; None for all.  device: torch's name of a device, or "auto".
+    """
 
     tasks: Sequence[str]
     limit: int | None
@@ -70,7 +75,7 @@ class HarnessOptions:
 
 
 def evaluate(model: Path, options: HarnessOptions, show: Callable[[str], None]) -> HarnessResults:
-    """Return the scores of the model in a folder.  show: takes what the harness says meanwhile.  Raises `PeerError`."""
+    """Return the scores of the model in a folder.  show: called with the output of the harness.  Raises `PeerError`."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise PeerError(f"{missing[0]} is not installed; run {install_command('eval')}", ExitCode.INPUT)
@@ -170,7 +175,8 @@ def _run(words: Sequence[str], place: Path, show: Callable[[str], None]) -> tupl
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tokenizer in the form in which transformers reads one.  Our folders may lack it, or do not say which token ends a text.
+# Tokenizer in the form in which transformers reads one.  Our folders may lack a tokenizer, or may not say which token ends a
+# text.
 
 
 def _tokenizer_for(model: Path, place: Path) -> Path:
@@ -192,7 +198,7 @@ def _tokenizer_for(model: Path, place: Path) -> Path:
         end = TEXT_END
     else:
         raise PeerError(
-            f"{model} has no tokenizer; copy tokenizer.json from the model that it was made from", ExitCode.INPUT
+            f"{model} has no tokenizer; copy tokenizer.json from the model from which it was made", ExitCode.INPUT
         )
     described = {"tokenizer_class": PLAIN_CLASS, **({"eos_token": end} if end is not None else {})}
     (place / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")

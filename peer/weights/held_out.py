@@ -1,6 +1,6 @@
 """Measurement of an exported model on the held-out rows of a corpus, for `peer eval`.
 
-The model and the rows are computed by the trainer's code, so a loss compares with the held-out losses of a run that reads
+The trainer's code computes the model and the rows, so a loss can be compared with the held-out losses of a run that reads
 the same corpus in rows of the same length.
 """
 
@@ -46,15 +46,16 @@ ROW_TOKENS = 1024
 BATCH_TOKENS = 1 << 12
 FP32_BYTES = 4
 COMPARED_DOCUMENTS, COMPARED_TOKENS = 64, 1 << 12
-"""Held-out documents of each source whose texts are given to two tokenizers, and tokens of each from its beginning."""
+"""Number of held-out documents of each source that two tokenizers are compared on, and of tokens from the beginning of
+each."""
 
 
 @dataclass(frozen=True)
 class HeldOutOptions:
     """Options of a measurement.
 
-    tokens: most tokens of each source.  length: tokens predicted in a row of text; None for the default.  documents:
-    "masked" or "joined", for text.  device: a name that torch knows, or "auto".
+    tokens: largest number of tokens per source.  length: tokens predicted in a row of text; None for the default.
+    documents: "masked" or "joined", for text.  device: a name that torch knows, or "auto".
     """
 
     tokens: int = 1 << 16
@@ -67,7 +68,7 @@ class HeldOutOptions:
 class HeldOutLoss:
     """Loss on a source's held-out rows, in nats per token.  tokens: predicted tokens that count.
 
-    bits_per_byte: bits for each byte of the text; None for chats and preferences, of which only a part counts.
+    bits_per_byte: bits for each byte of the text; None for chats and preferences, because only part of their text counts.
     """
 
     source: str
@@ -84,7 +85,9 @@ class HeldOutLoss:
 def measure(
     model: Path, corpus: Path, options: HeldOutOptions, on_progress: Callable[[float], None] = lambda share: None
 ) -> list[HeldOutLoss]:
-    """Return the loss of the model in a folder on each source of a corpus.  Of a preference, the chosen text is measured.
+    """Return the loss of the model in a folder on each source of a corpus.
+
+    For a preference, only the chosen text is measured.
 
     on_progress: called repeatedly with the share done, from 0 to 1.  Raises `PeerError`.
     """
@@ -124,7 +127,7 @@ def _reading(stored: StoredCorpus, corpus: Path, weights: WeightsFolder, options
         )
     if stored.kind is not RowKind.TEXT:
         if options.length is not None:
-            raise ValueError("the rows of chats and preferences have the length of the corpus; leave --length out")
+            raise ValueError("the rows of chats and preferences have the length given by the corpus; leave --length out")
         length = stored.row_tokens - 1
     else:
         most = max(source.held_out.tokens for source in stored.sources.values()) - 1
@@ -142,7 +145,7 @@ def _reading(stored: StoredCorpus, corpus: Path, weights: WeightsFolder, options
 
 
 def _check_tokenizers(model: Path, corpus: Path) -> None:
-    """Raise ValueError if the model's tokenizer makes other tokens than the corpus has; warn if the model has none.
+    """Raise ValueError if the model's tokenizer makes tokens that differ from the corpus; warn if the model has none.
 
     The files may differ in form, and in parts that no trainer uses.  All tokens of the corpus must have the same numbers,
     and texts of its held-out documents the same tokens.
@@ -152,8 +155,8 @@ def _check_tokenizers(model: Path, corpus: Path) -> None:
     if not path.exists():
         if not reads_bytes:
             print(
-                f"{model} has no tokenizer, so nobody can tell whether it is the one with which {corpus} was built; if it "
-                "is not, the losses mean nothing",
+                f"{model} has no tokenizer, so it is unknown whether {corpus} was built with its tokenizer; if it was "
+                "not, the losses mean nothing",
                 file=sys.stderr,
             )
         return
@@ -194,7 +197,7 @@ def _decoder(weights: WeightsFolder, device: str) -> Decoder:
         place = pick_device(device)
         check_memory(FP32_BYTES * weights.config.parameters, place.type)
         flat, at = torch.empty(weights.config.parameters, device=place), 0
-    except RuntimeError as error:  # an unknown device, or one without the memory
+    except RuntimeError as error:  # an unknown device, or a device with too little memory
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"the model cannot be put on the device {device!r}: {reason}; name another --device") from error
     for block in weights.values():

@@ -1,4 +1,4 @@
-"""Tokenizer files of a model's folder: one check for all commands, facts for a manifest, copies, and those of an export.
+"""Tokenizer files of a model's folder: one check for all commands, facts for a manifest, copies, and the files of an export.
 
 An export's files follow from the manifest and the run's tokenizer.json alone, so they are the same at every peer.
 """
@@ -52,7 +52,7 @@ ESSENTIAL = (
 PLAIN_CLASS = "PreTrainedTokenizerFast"
 """Class of transformers that reads a tokenizer.json as it is, whatever the family of the model."""
 REPLACED, QWEN2_END = ("Qwen2",), "<|endoftext|>"
-"""Families of models for which transformers takes a class of its own, and a token that this class adds if it is missing."""
+"""Families of models for which transformers uses its own class, and a token that this class adds if it is missing."""
 LOADING = (
     "AutoTokenizer of transformers splits texts for a Qwen2 model as Qwen2's tokenizer does, and so into other tokens than "
     f"the run; load the tokenizer with {PLAIN_CLASS}.from_pretrained"
@@ -74,10 +74,10 @@ def check_readable(folder: Path) -> None:
 
 
 def write_tokenizer(manifest: RunManifest, source: Path, target: Path) -> str:
-    """Write the tokenizer of a run into a folder, so that transformers makes of a text the tokens of the run's trainers.
+    """Write the tokenizer of a run into a folder, so that transformers splits texts into the same tokens as trainers.
 
     source: the run's tokenizer.json.  The file loses what trainers do not use (`trainer.data.tokenizer_json`), and
-    tokenizer_config.json names the class that changes nothing about it: the class of a model's family replaces parts of
+    tokenizer_config.json names the class that uses it unchanged, because the class of a model's family replaces parts of
     other tokenizers.  Returns a remark as `loading_remark` does.  Raises `PeerError`.
     """
     section, data = manifest.tokenizer, _checked(manifest, source)
@@ -114,8 +114,8 @@ def _checked(manifest: RunManifest, source: Path) -> bytes:
 def _survives(manifest: RunManifest, data: bytes) -> bool:
     """Return True if transformers' AutoTokenizer keeps the tokens of a checked tokenizer.json.
 
-    For a Qwen2 model it takes the class Qwen2Tokenizer whatever the folder says (transformers 5), which keeps vocabulary
-    and merges, and replaces everything else by Qwen2's parts.
+    For a Qwen2 model, AutoTokenizer always uses the class Qwen2Tokenizer (transformers 5), which keeps vocabulary and
+    merges, and replaces all other parts by Qwen2's.
     """
     if manifest.model.family not in REPLACED:
         return True
@@ -161,7 +161,7 @@ def take_config(source: Path, target: Path) -> None:
 
 
 def is_plain(folder: Path) -> bool:
-    """Return True if a folder names the class that reads its tokenizer.json as it is, whatever config.json says."""
+    """Return True if a folder names the class that reads its tokenizer.json unchanged; config.json does not matter."""
     return _json(folder / "tokenizer_config.json").get("tokenizer_class") == PLAIN_CLASS
 
 
@@ -197,7 +197,7 @@ def _content(path: Path) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tokenizer of a model's folder, and the facts about it that stand in the files beside it.
+# Tokenizer of a model's folder, and the facts about it in the files beside it.
 
 
 TURN_ENDS = {"chatml": TURN_END, "llama3": MESSAGE_END}
@@ -205,7 +205,7 @@ MOST_ENDS = 8
 
 
 def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template and the end tokens for the tokenizer in `path`.  said: the run file's values, used unchanged.
+    """Return the template and the end tokens for the tokenizer in `path`.  said: the values in the run file, used unchanged.
 
     The template is the first one whose marks the tokenizer has.  The end tokens are the template's end of a turn, and the
     end tokens that the folder names.  Raises `PeerError`.
@@ -217,7 +217,7 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
         facts["ends"] = text_ends(path.parent, template, names)
     if facts["ends"] == []:
         raise PeerError(
-            f"nothing beside {path} says which token ends a text; add ends = [NUMBER] to [tokenizer] in the run file",
+            f"no file beside {path} says which token ends a text; add ends = [NUMBER] to [tokenizer] in the run file",
             ExitCode.INPUT,
         )
     return facts
@@ -226,7 +226,7 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
 def text_ends(folder: Path, template: str, names: TokenNames) -> list[int]:
     """Return the template's end of a turn, then the end tokens that a folder names; none if there are none.
 
-    They are added tokens.  If the folder names none of these, a token of the model's own vocabulary ends a text if
+    The end tokens are added tokens.  If the folder names none of these, a token of the model's own vocabulary ends a text if
     tokenizer_config.json or generation_config.json names it; config.json alone may have its family's default there.
     """
     named = [TURN_ENDS[template]] if template in TURN_ENDS else []
@@ -251,7 +251,7 @@ ENDING_FILES = ("generation_config.json", "config.json")
 
 
 def _ends(folder: Path, names: TokenNames, files: Sequence[str]) -> Iterator[int]:
-    """Yield the end tokens that the folder names, by their numbers in `files`, and then by the text of one."""
+    """Yield the end tokens that the folder names, by their numbers in `files`, and then by the text of a token."""
     for name in files:
         yield from ends_in(_json(folder / name))
     text = _json(folder / "tokenizer_config.json").get("eos_token")
@@ -271,7 +271,10 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class FolderTokenizer:
-    """Tokenizer of a model's folder.  template: the one that its marks are of.  special: its added tokens, by name."""
+    """Tokenizer of a model's folder.
+
+    template: the template to which its marks belong.  special: its added tokens, by name.
+    """
 
     file: TokenizerFile
     template: str
@@ -293,7 +296,7 @@ def folder_tokenizer(folder: Path, vocab: int) -> FolderTokenizer | None:
     ends = text_ends(folder, template, names)
     if not ends:
         raise PeerError(
-            f'nothing in {folder} says which token ends a text; add "eos_token_id": NUMBER to its generation_config.json',
+            f'no file in {folder} says which token ends a text; add "eos_token_id": NUMBER to its generation_config.json',
             ExitCode.INPUT,
         )
     return FolderTokenizer(tokenizer_file(path, ends, vocab), template, names.special)
@@ -305,7 +308,9 @@ def tokenizer_file(path: Path, ends: list[int], vocab: int) -> TokenizerFile:
         tokenizer = TokenizerFile(path, ends)
     if tokenizer.vocab > vocab:
         raise PeerError(
-            f"{path} has {tokenizer.vocab} tokens, more than the model ({vocab}); copy both from one place", ExitCode.INPUT
+            f"{path} has {tokenizer.vocab} tokens, more than the model ({vocab}); copy the tokenizer and the "
+            "model from one place",
+            ExitCode.INPUT,
         )
     return tokenizer
 

@@ -53,7 +53,7 @@ def test_who_does_not_meet_the_requirements_is_told_before_anything_is_fetched(t
     with Swarm.created(tmp_path, TINY_RUN + required) as swarm:
         guest = swarm.place("guest")
         said = swarm.command(guest, "join", str(swarm.manifest), "--headless", "--local", code=ExitCode.RESOURCES)
-        assert "the run requires of those who train manyhands 999.1 or later (this is " in said
+        assert "training in this run requires manyhands 999.1 or later (this is " in said
         assert "or join with --role seed" in said and not [*(guest / "runs").glob("*/records/*")]
         seed = swarm.peer("seed").start("--role", "seed")
         swarm.until("it waits for others", lambda: seed.heard(ev.PhaseChanged))

@@ -28,7 +28,7 @@ REFUSED = {
     "home.example.org:0": "is not a port",
     "home.example.org:70000": "is not a port",
     "home.example.org:x": "is not a port",
-    "home.example.org:80": "not dialled by name",
+    "home.example.org:80": "is not allowed with a name",
     "-home.example": "is not the address of a peer",
     "1.2.3": "is not the address of a peer",
     "999.1.1.1:4001": "is not the address of a peer",

@@ -94,9 +94,9 @@ def test_reference_weights_are_read_once_for_each_pair(folder: Path, reference: 
 
 def test_pairs_that_nobody_has_compared_need_the_weights(folder: Path, reference: Path, tmp_path: Path) -> None:
     worker = worker_on(folder, tmp_path / "state")
-    with pytest.raises(ValueError, match="the weights that the run began with, and those are not here"):
+    with pytest.raises(ValueError, match="the weights at the beginning of the run, which are missing"):
         computed(worker, None)
-    with pytest.raises(ValueError, match="the weights that the run began with, and those are not here"):
+    with pytest.raises(ValueError, match="the weights at the beginning of the run, which are missing"):
         worker.evaluation(small.theta())
     reference.write_bytes(reference.read_bytes()[:-2])
     with pytest.raises(ValueError, match="the reference weights have"):

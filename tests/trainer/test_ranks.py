@@ -302,5 +302,5 @@ def test_a_stranger_in_the_place_of_a_rank_is_noticed_before_any_work(tmp_path: 
     ]
     said = [end.communicate()[1] for end in ends]
     for number, text in enumerate(said):
-        wanted = f"StrangerAmongRanks: another program has connected to rank {number} of the trainer in the place of a rank"
+        wanted = f"StrangerAmongRanks: another program has connected to rank {number} of the trainer in place of a rank"
         assert wanted in text, text

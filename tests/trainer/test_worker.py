@@ -175,7 +175,7 @@ def test_loss_that_is_not_a_number_is_an_error_not_a_contribution() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "steps", "sentence"),
-    [([[0, 3], [9, 13]], 4, "4 steps read 8 rows, and the task has 7"), ([[0, 2002]], 1001, "1 to 1000 steps")],
+    [([[0, 3], [9, 13]], 4, "4 steps read 8 rows, but the task has 7"), ([[0, 2002]], 1001, "1 to 1000 steps")],
 )
 def test_a_task_that_does_not_add_up_is_refused(rows: list[list[int]], steps: int, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

@@ -32,7 +32,7 @@ UNSUPPORTED = {
     **dict.fromkeys("image images image_url video videos audio audios file files".split(), "images, audio and files"),
     **dict.fromkeys(
         "reasoning_content reasoning reasoning_details thinking thoughts chain_of_thought".split(),
-        "thoughts apart from what is said",
+        "thoughts separate from the answer",
     ),
     **dict.fromkeys("name".split(), "names of speakers"),
     **dict.fromkeys("prefix suffix continue_final_message".split(), "messages that are begun for the model"),
@@ -45,8 +45,8 @@ UNSUPPORTED = {
         "weights of parts of a message",
     ),
     **dict.fromkeys("chosen rejected preference kto_tag rank ranking".split(), "preferences"),
-    **dict.fromkeys("refusal".split(), "refusals apart from what is said"),
-    **dict.fromkeys("input_ids labels attention_mask token_ids".split(), "tokens that others made"),
+    **dict.fromkeys("refusal".split(), "refusals separate from the answer"),
+    **dict.fromkeys("input_ids labels attention_mask token_ids".split(), "texts that are already tokens"),
 }
 """Unsupported fields, with the name of the feature for the error."""
 METADATA = frozenset(
@@ -62,7 +62,7 @@ METADATA = frozenset(
 TEXTS = frozenset("prompt completion instruction output".split())
 """Fields that count as present even if their text is empty."""
 FORMS = (
-    "a chat is a record with a list of 1 to {most} messages, which is called messages or conversations, or with prompt and "
+    "a chat is a record with a list of 1 to {most} messages in the field messages or conversations, or with prompt and "
     "completion, or with instruction and output"
 )
 
@@ -110,7 +110,9 @@ def _listed(fields: dict[str, Any]) -> Any:
     found = [name for name in ("messages", "conversations", "completion", "output") if name in fields]
     if len(found) != 1:
         if found:
-            raise ValueError(f"the record has {' and '.join(found)}, of which one alone can be the chat")
+            raise ValueError(
+                f"the record has {' and '.join(found)}, but only one of them can be the chat; remove the others"
+            )
         return None
     form, listed = found[0], fields.pop(found[0])
     if form == "completion":
@@ -122,7 +124,9 @@ def _listed(fields: dict[str, Any]) -> Any:
     system = fields.pop("system" if "system" in fields else "system_prompt", None)
     if system is not None and isinstance(listed, list):
         if any(isinstance(message, Mapping) and _role(message) == "system" for message in listed):
-            raise ValueError("the record has a field with the system prompt and a message of the system as well; keep one")
+            raise ValueError(
+                "the record has both a field with the system prompt and a message of the system; keep only one of them"
+            )
         listed = [{"role": "system", "content": system}, *listed]
     return listed
 
@@ -137,8 +141,8 @@ def _check_repeated(prompt: Any, listed: Any) -> None:
         return
     if not isinstance(text, str) or " ".join(text.split()) not in " ".join(question.split()):
         raise ValueError(
-            "the record has the fields prompt and messages, and the prompt is not their first question; put it into the "
-            "messages, or remove it"
+            "the record has the fields prompt and messages, but the prompt is not their first question; move the prompt "
+            "into the messages, or remove it"
         )
 
 
@@ -157,9 +161,9 @@ def _alpaca(fields: dict[str, Any], output: Any) -> Any:
     if instruction is None:
         return None
     if not isinstance(instruction, str) or not isinstance(given, str | None):
-        raise ValueError("the field instruction or input is no text")
+        raise ValueError("the field instruction or input is not text")
     if not isinstance(history, list | None) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history or ()):
-        raise ValueError("the field history is no list of pairs")
+        raise ValueError("the field history is not a list of pairs")
     turns = [*(history or ()), [f"{instruction}\n{given}" if given else instruction, output]]
     return [message for asked, answered in turns for message in _asked_and_answered(asked, answered)]
 
@@ -172,14 +176,14 @@ def _role(message: Mapping[str, Any]) -> Any:
 def _message(number: int, message: Any) -> Message:
     whose = f"message {number} of a chat"
     if not isinstance(message, Mapping):
-        raise ValueError(f"{whose} is no record with role and content")
+        raise ValueError(f"{whose} is not a record with role and content")
     role = _role(message)
     if role not in ROLES:
         said = message.get("role", message.get("from"))
-        raise ValueError(f"the role of {whose} is {said!r:.40}, and must be one of {', '.join(ROLES)}")
+        raise ValueError(f"the role of {whose} is {said!r:.40}, but must be one of {', '.join(ROLES)}")
     fields = _given(message, whose)
     if len({"role", "from"} & set(fields)) > 1 or len({"content", "value"} & set(message)) > 1:
-        raise ValueError(f"{whose} says its role or its content in two fields; keep role and content")
+        raise ValueError(f"{whose} gives its role or its content in two fields; keep only role and content")
     excluded = _is_excluded(fields, whose, role)
     _check_known(fields, whose, METADATA | {"role", "from", "content", "value"})
     return Message(role, _content(message, whose), excluded)
@@ -194,7 +198,7 @@ def _content(message: Mapping[str, Any], whose: str) -> str:
             raise ValueError(f'the content of {whose} has parts other than {{"type": "text", "text": …}}')
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or len(content) > MAX_CONTENT_CHARACTERS:
-        raise ValueError(f"the content of {whose} is no text of {MAX_CONTENT_CHARACTERS} characters at most")
+        raise ValueError(f"the content of {whose} is not a text of at most {MAX_CONTENT_CHARACTERS} characters")
     if not content.isascii():
         try:
             content.encode()
@@ -221,12 +225,12 @@ def _is_excluded(fields: dict[str, Any], whose: str, role: str = LEARNT) -> bool
     for name in sorted((COUNTS | IS_EXCLUDED) & set(fields)):
         value = fields.pop(name)
         if not isinstance(value, bool | int | float) or value not in (0, 1):
-            raise ValueError(f"the field {name} of {whose} is {value!r:.40}, and must be 0 or 1, or false or true")
+            raise ValueError(f"the field {name} of {whose} is {value!r:.40}, but must be 0 or 1, or false or true")
         counts = bool(value) == (name in COUNTS)
         if counts and role != LEARNT:
             raise ValueError(
-                f"the field {name} of {whose} asks to learn what the {role} says, and runs learn what the assistant says; "
-                "remove the field"
+                f"the field {name} of {whose} asks to learn messages of the {role}, but runs learn only messages of the "
+                "assistant; remove the field"
             )
         excluded |= not counts
     return excluded
@@ -237,5 +241,5 @@ def _check_known(fields: Mapping[str, Any], whose: str, known: frozenset[str]) -
     if unknown:
         raise ValueError(
             f"{whose} has the unknown field {unknown[0]!r:.60}, which may change what is learned; remove it, or move it "
-            "into metadata, which is passed over"
+            "into metadata, which is ignored"
         )

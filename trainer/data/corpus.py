@@ -6,7 +6,7 @@ each a stream of tokens in blocks of `block_tokens` tokens, in shards of `shard_
 of any length in that stream.  A row of chats, or both rows of a preference, have the length of the corpus, and a byte of
 flags for each token.
 
-`kernels.mixture` says which row of which source a row of the run is, so a batch depends only on the numbers of its rows.
+`kernels.mixture` maps each row of the run to a row of a source, so a batch depends only on the numbers of its rows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BlockPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredCorpus:
-    """Manifest of a corpus, as far as reading needs it.  digest: of the manifest's bytes, in hexadecimal."""
+    """Parts of a corpus's manifest that reading needs.  digest: digest of the manifest's bytes, in hexadecimal."""
 
     digest: str
     kind: RowKind
@@ -83,7 +83,7 @@ class StoredCorpus:
 
     def __post_init__(self) -> None:
         if self.token_bytes not in (1, 2, 4) or min(self.vocab, self.block_tokens, self.shard_blocks) < 1:
-            raise ValueError("sizes that are out of their range")
+            raise ValueError("sizes outside their range")
         if (self.kind is RowKind.TEXT) != (self.row_tokens == 0) or self.row_tokens == 1 or self.row_tokens < 0:
             raise ValueError("rows that do not fit its kind")
         for source in self.sources.values():
@@ -94,7 +94,7 @@ class StoredCorpus:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a manifest.  Raises ValueError with one sentence for a file that is none."""
+        """Read a manifest.  Raises ValueError with one sentence for a file that is not a manifest."""
         import msgpack  # imported here, because models and kernels are tested on GPU images without it
 
         try:
@@ -140,7 +140,7 @@ class StoredCorpus:
         return -(-(split.tokens - 1) // length) if split.tokens > length else 0
 
     def span(self, split: StoredSplit, row: int, length: int) -> range:
-        """Return the places in the stream of a row's tokens, its first token included.
+        """Return the places of a row's tokens in the stream, including its first token.
 
         The last row of text ends with the stream, and may overlap the row before it.
         """
@@ -173,7 +173,7 @@ HASH_BYTES = 32
 
 
 class BlockMissing(Exception):
-    """Exception for a block that no folder has unaltered, at least not yet.  shard: its root, in hexadecimal."""
+    """Exception for a block of which no folder has an intact copy (yet).  shard: its root, in hexadecimal."""
 
     def __init__(self, shard: str, number: int) -> None:
         super().__init__(f"block {number} of the shard {shard[:12]} is not here")
@@ -183,8 +183,8 @@ class BlockMissing(Exception):
 class BlockFolders:
     """Folders in which blocks are looked up: `<shard>/<number>` is a block, and `<shard>.shard` is a whole shard.
 
-    `<shard>/leaves` and `<shard>.leaves` are the BLAKE3 hashes of a shard's blocks; a block with another one is passed over.
-    Files are read, not mapped: a mapped file that somebody shortens would end the process.  Blocks are read whole, and the
+    `<shard>/leaves` and `<shard>.leaves` are the BLAKE3 hashes of a shard's blocks; a block with another hash is ignored.
+    Files are read, not mapped: if somebody shortened a mapped file, the process would end.  Blocks are read whole, and the
     last ones used stay in memory.
     """
 
@@ -262,7 +262,7 @@ class CorpusFolder:
 
 
 class DocumentLayout(StrEnum):
-    """Layout of a row of text: its documents are computed as if each were alone, or the row is one document."""
+    """Layout of a row of text: either each document is computed as if it were alone, or the row is one document."""
 
     MASKED = "masked"
     JOINED = "joined"
@@ -283,16 +283,18 @@ class MixedSource:
 
 
 class CorpusReading:
-    """Rows of a mixture of sources; windows are rows of the run, of any number, and begin the next epoch of a source.
+    """Rows of a mixture of sources.
+
+    Windows are rows of the run; their numbers are not limited, and may begin the next epoch of a source.
 
     Windows of the held-out split are numbered through all sources, one source after the other.
 
-    digest: hash of all the data, in hexadecimal.  names: of the sources.  windows: number of rows before a source begins its
-    second epoch; at least 1.
+    digest: hash of all the data, in hexadecimal.  names: names of the sources.  windows: number of rows before a source
+    begins its second epoch; at least 1.
     """
 
     def __init__(self, sources: Sequence[MixedSource], mixture: RowMixture, length: int, documents: DocumentLayout) -> None:
-        """Make a reading of rows that predict `length` tokens.  Raises ValueError for sources that cannot be read so."""
+        """Make a reading of rows that predict `length` tokens.  Raises ValueError for unsuitable sources."""
         assert len(sources) == mixture.sources
         self._sources, self._mixture, self._length, self._documents = tuple(sources), mixture, length, documents
         self._check()
@@ -302,17 +304,18 @@ class CorpusReading:
         for number, rows in enumerate(self._rows):
             if not rows and mixture.is_read(number):
                 raise ValueError(
-                    f"the source {self.names[number]} has no row of data.sequence_length ({length}); make that smaller"
+                    f"the source {self.names[number]} has no row of data.sequence_length ({length}); make "
+                    "data.sequence_length smaller"
                 )
         if not any(held_out):
             raise ValueError(
-                f"no source has a held-out row of data.sequence_length ({length}); make that smaller, or hold out more"
+                f"no source has a held-out row of data.sequence_length ({length}); make it smaller, or hold out more"
             )
         ends = [0, *accumulate(held_out)]
         self._held_out = [range(*each) for each in pairwise(ends)]
         self.windows, self.held_out_windows = mixture.rows_within(self._rows) or 1, ends[-1]
         self._pairs = [0, *accumulate(self._rows)]
-        """Number of each source's first preference; the held-out ones follow all others."""
+        """Number of each source's first preference; held-out preferences follow all others."""
         identity = [(each.name, each.source, each.folder.corpus.digest) for each in sources]
         self.digest = hashlib.blake2b(repr((identity, length, str(documents))).encode(), digest_size=16).hexdigest()
 
@@ -322,10 +325,10 @@ class CorpusReading:
             if each.source not in corpus.sources:
                 raise ValueError(f"the run's corpus has no source {each.source!r:.80}; it has {', '.join(corpus.sources)}")
             if corpus.kind is not self.kind:
-                raise ValueError("a run mixes sources of one kind; take only text, only chats, or only preferences")
+                raise ValueError("a run mixes sources of one kind; use only text, only chats, or only preferences")
             if corpus.has_flags and corpus.row_tokens != self._length + 1:
                 raise ValueError(
-                    f"the corpus of {each.name} has rows of {corpus.row_tokens - 1} predicted tokens, and "
+                    f"the corpus of {each.name} has rows of {corpus.row_tokens - 1} predicted tokens, but "
                     f"data.sequence_length is {self._length}; make them equal"
                 )
 
@@ -382,7 +385,7 @@ class CorpusReading:
             return Rows(tokens_bt, None, documents_by_end(tokens_bt[:, :-1], ends_b) if masked else None, sources_b)
         flags_bt = np.stack([flags for _, flags in read]).reshape(tokens_bt.shape)
         begins_bt = (flags_bt & BEGINS) != 0
-        counts_bt = (((flags_bt & COUNTS) != 0) & ~begins_bt)[:, 1:]  # not the first token, which has none before it
+        counts_bt = (((flags_bt & COUNTS) != 0) & ~begins_bt)[:, 1:]  # not the first token, which no token precedes
         documents_bt = np.cumsum(begins_bt[:, :-1], axis=1, dtype=np.int32)
         if self.kind is RowKind.CHAT:
             return Rows(tokens_bt, counts_bt, documents_bt, sources_b)

@@ -22,8 +22,8 @@ class Rows:
     counts_bt: (B, T), true for predicted tokens that count in the loss; None if all count. documents_bt: (B, T), int, the id
     of each read token's document. Documents do not attend to each other. None if each row is one document. sources_b: (B,),
     the number of each row's source; None if there is one source. pairs_b: (B,), the number of each row's preference, whose
-    chosen row is followed by the rejected one; None for other rows. reference_b: (B,), the log-probability of what counts in
-    each row under the reference weights; None if nothing is compared with them.
+    chosen row is followed by the rejected one; None for other rows. reference_b: (B,), the log-probability of the counted
+    tokens of each row under the reference weights; None if no comparison with them is needed.
     """
 
     tokens_bt: Tokens
@@ -66,7 +66,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """Join the rows of parts that have the same arrays."""
+        """Join the rows of parts, all of which must have the same arrays."""
         beside = zip(*(part._beside for part in parts), strict=True)
         return cls(
             np.concatenate([part.tokens_bt for part in parts]),

@@ -1,7 +1,7 @@
-"""Strict reader of JSON values from others, by which all computers read the same.
+"""Strict reader of JSON values from other peers, with the same result on every computer.
 
-JSON leaves open what a field that stands twice means, and Python's limit on nesting depends on its version. A value that
-only some computers can read would split a swarm.
+JSON does not define the meaning of a field that appears twice, and Python's limit on nesting depends on its version. A value
+that only some computers can read would split a swarm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UndecodableText(ValueError):
 def parsed(data: bytes, *, has_nan: bool = True) -> Any:
     """Return the JSON value in `data`.  Raises ValueError with the flaw: "it is not JSON", a field twice, deep nesting.
 
-    has_nan: True to read NaN and Infinity, which JSON does not have and some programs write.
+    has_nan: True to read NaN and Infinity, which some programs write although JSON lacks them.
     """
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=None if has_nan else _refuse)
@@ -34,13 +34,13 @@ def parsed(data: bytes, *, has_nan: bool = True) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
-        raise ValueError("it has a number of too many digits" if "digits" in str(error) else str(error)) from error
+        raise ValueError("it has a number with too many digits" if "digits" in str(error) else str(error)) from error
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         inner = (each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer))
         level = [each for each in inner if isinstance(each, dict | list)]
     if level:
-        raise ValueError(f"it is nested too deeply: lists and objects lie in each other at most {MAX_DEPTH} times")
+        raise ValueError(f"it is nested too deeply: lists and objects may be nested at most {MAX_DEPTH} times")
     return value
 
 

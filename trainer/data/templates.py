@@ -66,7 +66,7 @@ TEMPLATES = {
 
 
 def chat_template(name: str, end: str) -> str:
-    """Return a template in Jinja by which other programs write a conversation in the same form.
+    """Return a template in Jinja with which other programs write a conversation in the same form.
 
     end: name of the end token.  Names of tokens go into the program only as quoted strings.
     """
@@ -81,7 +81,7 @@ def chat_template(name: str, end: str) -> str:
 
 
 def _quoted(pieces: Sequence[str], role: str = "") -> str:
-    """Return an expression in Jinja for the text of some pieces; without `role` the role is the message's."""
+    """Return an expression in Jinja for the text of these pieces; without `role`, the role of the message is used."""
     text = "".join(pieces).replace("{role}", role or "{role}")
     return " + message['role'] + ".join(json.dumps(part, ensure_ascii=False) for part in text.split("{role}"))
 

@@ -1,10 +1,10 @@
 """Check of a `tokenizer.json`, made before Hugging Face's `tokenizers` reads it.
 
 Such a file is a program: normalizers rewrite the text, expressions search it, and decoders rewrite it again. Every peer of a
-run runs this program on texts of strangers. So only known parts are allowed, by name, with bounds on the settings by which
-they lengthen or lose a text or search in it: no part makes a text longer than a small multiple, and only known models'
-expressions are allowed. The library itself refuses all other faults of a file. The file also keeps settings of the tool that
-last used it (truncation, padding, dropout, tokens around a text). These settings do not belong to the model and are removed.
+run runs this program on texts of strangers. So only known parts are allowed, by name, with bounds on the settings that let
+them lengthen, lose or search a text: no part makes a text longer than a small multiple, and only known models' expressions
+are allowed. The library itself refuses all other faults of a file. The file also keeps settings of the tool that last used
+it (truncation, padding, dropout, tokens around a text). These settings do not belong to the model and are removed.
 
 `read_in_child` makes the check in a process with little memory and time, because the author of a file can make parsing
 costly.
@@ -83,7 +83,7 @@ def load(data: bytes) -> LibraryTokenizer:
 
 
 WORD_CHARACTERS = 48
-"""Longest run without a space that training takes as it is: the time of a merge grows with the words that have it."""
+"""Longest text without a space that training does not split: the time of a merge grows with the words that contain it."""
 MAX_TRAINED_CHARACTERS = 64
 """Longest token that training makes, in characters that stand for bytes."""
 _LONG_RUN = re.compile(rf"\S{{{WORD_CHARACTERS}}}(?=\S)")
@@ -192,7 +192,7 @@ MEMORY_BYTES = 2 << 30
 COMPUTE_S, READ_S = 60, 1800.0
 """Limits of the child process in CPU seconds and in elapsed seconds; a file of 23 MB takes 4 CPU seconds.
 
-The child waits for nothing but the processor and memory, so the second limit is for systems without the first.
+The child waits only for the processor and memory, so the second limit is for systems without the first.
 """
 MAX_PARTS = 16
 """Maximum number of normalizers, pre-tokenizers or decoders in a row."""
@@ -252,7 +252,8 @@ _BOUNDS: Mapping[str, Check] = {
     "Strip.content": _text(1, 1), "Strip.start": _up_to(1), "Strip.stop": _up_to(0), "WordPiece.prefix": _text(8),
     "BPEDecoder.suffix": _text(8, 1),
 }  # fmt: skip
-"""Settings by which a part could search for long, or lengthen or lose texts.  The library checks the other settings."""
+"""Settings with which a part could search for a long time, or lengthen or lose texts.  The library checks the other
+settings."""
 LENGTHENING = ("ByteLevel", "Metaspace", "Prepend", "BertNormalizer", "BPEDecoder")
 """Parts that lengthen texts. Their factors multiply, so a slot may have each of them only once."""
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
@@ -266,12 +267,12 @@ def _check_slot(slot: str, part: Any) -> None:
     """Raise `TokenizerRefused` unless all parts in a slot are known."""
     parts = list(_parts(slot, part))
     if len(parts) > MAX_PARTS:
-        raise TokenizerRefused(f"its {slot} has {len(parts)} parts, more than {MAX_PARTS}; take another tokenizer")
+        raise TokenizerRefused(f"its {slot} has {len(parts)} parts, more than {MAX_PARTS}; use another tokenizer")
     for each in parts:
         _check_part(slot, each)
     for kind in LENGTHENING:
         if sum(each["type"] == kind for each in parts) > 1:
-            raise TokenizerRefused(f"its {slot} has {kind} more than once, which makes texts long; take another tokenizer")
+            raise TokenizerRefused(f"its {slot} has {kind} more than once, which makes texts long; use another tokenizer")
 
 
 def _parts(slot: str, part: Any, depth: int = 0) -> Iterator[Any]:
@@ -279,7 +280,7 @@ def _parts(slot: str, part: Any, depth: int = 0) -> Iterator[Any]:
         return
     if isinstance(part, dict) and part.get("type") == "Sequence" and depth < 2:
         if set(part) != {"type", _LISTS[slot]} or not isinstance(part[_LISTS[slot]], list):
-            raise TokenizerRefused(f"its {slot} is no list of parts; copy the file again")
+            raise TokenizerRefused(f"its {slot} is not a list of parts; the file is damaged, copy it again")
         for each in part[_LISTS[slot]]:
             yield from _parts(slot, each, depth + 1)
     else:
@@ -290,14 +291,14 @@ def _check_part(slot: str, part: Any) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _SLOTS[slot]:
         raise TokenizerRefused(
-            f"its {slot} is {kind!r:.40}, and a run allows {', '.join(_SLOTS[slot])}; take another tokenizer"
+            f"its {slot} is {kind!r:.40}, but a run allows only {', '.join(_SLOTS[slot])}; use another tokenizer"
         )
     if slot == "pre_tokenizer" and kind == "ByteLevel" and part.get("add_prefix_space") is not False:
         raise TokenizerRefused(f"its {slot} {_PREFIX}")
     for name, value in part.items():
         if (is_allowed := _BOUNDS.get(f"{kind}.{name}")) is not None and not is_allowed(value):
             raise TokenizerRefused(
-                f"its {slot} {kind} has {name[:40]} {_shown(value)}, which a run does not allow; take another tokenizer"
+                f"its {slot} {kind} has {name[:40]} {_shown(value)}, which a run does not allow; use another tokenizer"
             )
     if kind == "Replace":
         match part:
@@ -306,10 +307,10 @@ def _check_part(slot: str, part: Any) -> None:
             case _:  # it makes texts longer, or searches with an expression
                 raise TokenizerRefused(
                     f"its {slot} Replace makes {_shown(part.get('pattern'))} into {_shown(part.get('content'))}; a run "
-                    "allows to replace a text by one that is no longer; take another tokenizer"
+                    "does not allow replacements that lengthen a text; use another tokenizer"
                 )
     if kind == "Split" and part.get("behavior") not in _KEEPS and not (part["behavior"] == "Removed" and part.get("invert")):
-        raise TokenizerRefused(f"its {slot} Split removes what it finds from the text; take another tokenizer")
+        raise TokenizerRefused(f"its {slot} Split removes its matches from the text; use another tokenizer")
 
 
 def _shown(value: Any) -> str:
@@ -335,31 +336,33 @@ def _check_model(model: Any) -> None:
         raise TokenizerRefused("it has no model; copy the file again")
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in _MODELS:
-        raise TokenizerRefused(f"its model is {kind!r:.40}, and a run allows {', '.join(_MODELS)}; take another tokenizer")
+        raise TokenizerRefused(
+            f"its model is {kind!r:.40}, but a run allows only {', '.join(_MODELS)}; use another tokenizer"
+        )
     for name, is_allowed in _MODEL_BOUNDS.items():
         if name in model and not is_allowed(model[name]):
             raise TokenizerRefused(
-                f"its model {kind} has {name} {_shown(model[name])}, which a run does not allow; take another tokenizer"
+                f"its model {kind} has {name} {_shown(model[name])}, which a run does not allow; use another tokenizer"
             )
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         tokens = list(vocabulary)
         if len({*map(str, vocabulary.values())}) < len(tokens):
-            raise TokenizerRefused("its model has two tokens of one number; copy the file again")
-    else:  # the library refuses what is no list of pairs
+            raise TokenizerRefused("two tokens of its model have the same number; the file is damaged, copy it again")
+    else:  # the library refuses anything but a list of pairs
         pairs = vocabulary if isinstance(vocabulary, list) else []
         tokens = [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
     _check_lengths(tokens)
     if kind != "WordPiece" and not model.get("byte_fallback") and _BYTE_TOKENS.issubset(tokens):
         raise TokenizerRefused(
-            "its model has tokens for bytes and byte_fallback is off, so that most texts would be lost; set it to true there"
+            "its model has tokens for bytes and byte_fallback is off, so most texts would be lost; set byte_fallback to true"
         )
 
 
 def _check_lengths(tokens: Sequence[str]) -> None:
     for token in tokens:
         if len(token) > MAX_TOKEN_BYTES or len(token.encode(errors="surrogatepass")) > MAX_TOKEN_BYTES:
-            raise TokenizerRefused(f"it has a token of more than {MAX_TOKEN_BYTES} bytes; take another tokenizer")
+            raise TokenizerRefused(f"it has a token of more than {MAX_TOKEN_BYTES} bytes; use another tokenizer")
 
 
 # -- added tokens ------------------------------------------------------------------------------------------------------
@@ -373,7 +376,7 @@ def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
     A special token is never searched for in a text.  Raises `TokenizerRefused`.
     """
     if not isinstance(tokens, list):
-        raise TokenizerRefused("its added_tokens are no list of tokens; copy the file again")
+        raise TokenizerRefused("its added_tokens are not a list of tokens; the file is damaged, copy it again")
     numbers: set[int] = set()
     contents: set[str] = set()
     added: list[dict[str, Any]] = []
@@ -384,10 +387,13 @@ def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
             ):
                 pass
             case _:
-                raise TokenizerRefused(f"it has an added token {_shown(token)} that is none; copy the file again")
+                raise TokenizerRefused(
+                    f"it has an added token {_shown(token)} that is not a token; the file is damaged, copy it again"
+                )
         if number in numbers or content in contents:
             raise TokenizerRefused(
-                f"it has the added token {content[:40]!r} twice, or two of one number; copy the file again"
+                f"it has the added token {content[:40]!r} twice, or two added tokens with the same number; the file "
+                "is damaged, copy it again"
             )
         numbers.add(number)
         contents.add(content)
@@ -395,7 +401,7 @@ def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
         for flag in ("lstrip", "rstrip", "single_word"):
             if token[flag] and not special:
                 raise TokenizerRefused(
-                    f"its added token {content[:40]!r} has {flag}, which changes the text around it; set it to false there"
+                    f"its added token {content[:40]!r} has {flag}, which changes the text around it; set {flag} to false"
                 )
         added.append({**token, "special": special})
     _check_lengths([*contents])
@@ -417,11 +423,11 @@ def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
     try:
         said = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise TokenizerRefused("it is not JSON; name a tokenizer.json, or copy it again if it is one") from error
+        raise TokenizerRefused("it is not JSON; give a tokenizer.json, or copy the file again if it is damaged") from error
     if not isinstance(said, dict) or "model" not in said:
         raise TokenizerRefused("it has no model; copy it again")
     if strange := sorted(set(said) - _TOP):
-        raise TokenizerRefused(f"it has a part {strange[0][:40]!r}, which no run knows; take another tokenizer")
+        raise TokenizerRefused(f"it has a part {strange[0][:40]!r}, which runs do not support; use another tokenizer")
     for slot in _SLOTS:
         _check_slot(slot, said.get(slot))
     _check_model(said["model"])
@@ -450,8 +456,8 @@ def tried(data: bytes, reserved: frozenset[int]) -> bytes:
     for token in json.loads(clean)["added_tokens"]:
         if tokenizer.number(token["content"]) != token["id"]:
             raise TokenizerRefused(
-                f"its added token {token['content'][:40]!r} is number {token['id']} in the file, and the library makes it "
-                f"{tokenizer.number(token['content'])}; save the tokenizer again"
+                f"its added token {token['content'][:40]!r} is number {token['id']} in the file, but number "
+                f"{tokenizer.number(token['content'])} in the library; save the tokenizer again"
             )
     for text in SAMPLES:
         tokenizer.decode(tokenizer.encode(text))
@@ -479,14 +485,14 @@ def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
         done = subprocess.run(command, input=data, capture_output=True, timeout=READ_S, env=environment)
     except subprocess.TimeoutExpired as error:
         raise TokenizerRefused(
-            f"it takes more than {READ_S:.0f} s to read here; take another tokenizer, or end other programs on this computer"
+            f"it takes more than {READ_S:.0f} s to read here; use another tokenizer, or end other programs on this computer"
         ) from error
     if done.returncode == 0:
         return done.stdout
     if done.returncode == REFUSED:
         raise TokenizerRefused(done.stdout.decode(errors="replace"))
     raise TokenizerRefused(
-        f"it cannot be read in {MEMORY_BYTES >> 30} GiB of memory and {COMPUTE_S} s; take another tokenizer"
+        f"it cannot be read in {MEMORY_BYTES >> 30} GiB of memory and {COMPUTE_S} s; use another tokenizer"
     )
 
 

@@ -28,11 +28,11 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """Largest `tokenizer.json` that is read; the files of common models have up to 20 MiB."""
 
 
-UNUSABLE = "is no tokenizer.json that a run can use"
+UNUSABLE = "is not a tokenizer.json that a run can use"
 SPARE_TOKENS = 16
 """Number of tokens that an encoding may have beyond the number of bytes of its text, for prefixes that a tokenizer adds to
 words."""
-BYTE_END = "holds a token that ends a turn (a byte 0)"
+BYTE_END = "contains a token that ends a turn (a byte 0)"
 NO_TEXT = "\ufffd"
 """Replacement for tokens without a text."""
 
@@ -168,11 +168,11 @@ class TokenizerFile(Tokenizer):
         except LibraryError as error:
             raise UnreadableText(f"has no tokens: {error}") from error
         if len(tokens) > size + SPARE_TOKENS:
-            raise UnreadableText(f"of {size} bytes has {len(tokens)} tokens, more than it has bytes")
+            raise UnreadableText(f"of {size} bytes has more tokens ({len(tokens)}) than bytes")
         if not set(self.ends).isdisjoint(tokens):
-            raise UnreadableText("holds a token that ends a turn")
+            raise UnreadableText("contains a token that ends a turn")
         if forged := self._marks.keys() & set(tokens):
-            raise UnreadableText(f"holds the mark {self._marks[min(forged)]}")
+            raise UnreadableText(f"contains the mark {self._marks[min(forged)]}")
         return tokens
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens | UnreadableText]:
@@ -199,12 +199,15 @@ class TokenizerFile(Tokenizer):
         """Return the token as `Tokenizer.special` describes."""
         number = self._tokenizer.number(name)
         if number is None:
-            raise ValueError(f"{self._path} has no token {name!r}, which the run's template needs; take another template")
+            raise ValueError(f"{self._path} has no token {name!r}, which the run's template needs; use another template")
         return int(number)
 
 
 class TokenNames(NamedTuple):
-    """Numbers of a tokenizer's tokens by their names.  special: the added tokens.  all: these, and the model's own."""
+    """Numbers of a tokenizer's tokens by their names.
+
+    special: the added tokens.  all: the added tokens and the model's own.
+    """
 
     special: Mapping[str, int]
     all: Mapping[str, int]
@@ -220,7 +223,7 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise UnreadableText("holds half of a surrogate pair, which is no character") from error
+        raise UnreadableText("contains half of a surrogate pair, which is not a character") from error
 
 
 def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callable[[list[int]], str]) -> str:
@@ -242,7 +245,7 @@ def checked_file(path: Path, reserved: Sequence[int] = ()) -> bytes:
     try:
         data = read_outside(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; give the file of a tokenizer") from error
+        raise ValueError(f"cannot read {path}: {error.strerror}; give a tokenizer.json") from error
     if is_pointer(data):
         raise ValueError(f"{path} {POINTER_FLAW}")
     try:
@@ -253,7 +256,7 @@ def checked_file(path: Path, reserved: Sequence[int] = ()) -> bytes:
 
 @lru_cache(maxsize=4)
 def _checked(data: bytes, reserved: frozenset[int]) -> bytes:
-    """Start no other process for a file that was read already: a command asks up to ten times about the same one."""
+    """Check a file; cache the result, because a command may check the same file ten times."""
     return read_in_child(data, reserved)
 
 

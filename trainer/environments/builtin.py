@@ -1,8 +1,8 @@
 """Built-in tasks of one turn, which are short, procedural, and learnable by a byte-level model on a CPU.
 
 A prompt is the task's name, the question and a line feed; the answer is one short line. A problem is determined by the task,
-its options and its number. The score is 1 if the turn is exactly the answer, else 0; blanks and line feeds around the answer
-are ignored.
+its options and its number. The score is 1 if the turn is exactly the answer, otherwise 0; blanks and line feeds around the
+answer are ignored.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LONGEST = 64
 class BuiltInTask(Environment):
     """Task whose problems follow from its name, its options and their numbers.
 
-    name: of the task, with which each prompt begins.  bounds: of its option, a whole number.
+    name: name of the task, with which each prompt begins.  bounds: bounds of its option, a whole number.
     """
 
     name: ClassVar[str]
@@ -76,7 +76,7 @@ class BuiltInTask(Environment):
         for option in fields(self):  # type: ignore[arg-type]  # every task is a dataclass
             value = getattr(self, option.name)
             if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{option.name} is a whole number from {least} to {most}, not {value!r}")
+                raise ValueError(f"{option.name} must be a whole number from {least} to {most}, not {value!r}")
 
     @property
     def size(self) -> int:
@@ -203,7 +203,7 @@ class CloseBrackets(ProceduralTask):
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 NOT_UNDERSTOOD = "?"
-"""Reply to a turn that is no valid move."""
+"""Reply to a turn that is not a valid move."""
 
 
 @dataclass(eq=False)
@@ -250,7 +250,7 @@ class Guess(BuiltInTask):
 
 
 class ToolTask(BuiltInTask):
-    """Task of two questions to a tool, such as `?37*4`, and an answer, such as `=173`."""
+    """Task that takes two questions to a tool, such as `?37*4`, and an answer, such as `=173`."""
 
     max_turns = 3
 
@@ -267,7 +267,7 @@ class ToolTask(BuiltInTask):
 
     @abstractmethod
     def _answered(self, problem: Problem, asked: str) -> str:
-        """Return the tool's answer; `NOT_UNDERSTOOD` if it was not asked."""
+        """Return the tool's answer; `NOT_UNDERSTOOD` for a turn that is not a question to it."""
 
 
 @dataclass(eq=False)

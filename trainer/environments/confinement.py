@@ -55,7 +55,10 @@ def system_call(name: str, number: int, *arguments: Any) -> int:
 
 
 def prctl(option: int, value: int, pointer: Any = None) -> None:
-    """Set an option of this process to a number.  pointer: to a structure, if the option takes one.  Raises OSError."""
+    """Set an option of this process to a number.
+
+    pointer: pointer to a structure, if the option takes one.  Raises OSError.
+    """
     zero = ctypes.c_ulong(0)
     structure = zero if pointer is None else pointer
     _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), structure, zero, zero))

@@ -50,7 +50,7 @@ class Environment(ABC):
         """
 
     def is_exact(self, problem: Problem) -> bool:
-        """Return True if every computer gives an answer the same score, as no program, which could be slow, runs for it."""
+        """Return True if every computer gives an answer the same score, because no program, which could be slow, runs."""
         return False
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Environment(ABC):
         """Return turns that solve the problem, for a warm start.  Raises ValueError if the environment knows no solution."""
 
     def expected(self, problem: Problem) -> str:
-        """Describe a right answer for people, with the form in which it is read; empty if the environment knows none."""
+        """Describe a right answer for people, with its required form; empty if the environment does not know one."""
         try:
             return "\n".join(self.solution(problem))
         except ValueError:

@@ -201,7 +201,7 @@ class ReasoningGym(Environment):
         settings: the family's settings (see the package). Raises ValueError if it refuses them.
         """
         if type(size) is not int or size < 1:
-            raise ValueError("size is how many problems there are, a whole number from 1 on")
+            raise ValueError("size is the number of problems, and must be a whole number of at least 1")
         self.version = f"reasoning-gym {installed_version(*REASONING_GYM)}"
         self._what = {"task": task, "seed": seed, "size": size, "settings": dict(settings or {})}
         self._maker, self._scorer = PackageProgram(REASONING_GYM_PROGRAM, MAKING), PackageProgram(REASONING_GYM_PROGRAM)
@@ -323,7 +323,7 @@ class VerifiersTasks(Environment):
         self._scorer = PackageProgram(VERIFIERS_PROGRAM)
         answer = PackageProgram(VERIFIERS_PROGRAM, MAKING).ask({"taskset": taskset, "most": MAX_TASKS})
         if "refused" in answer:
-            raise ValueError(f"the taskset {taskset} does not fit: {answer['refused']}")
+            raise ValueError(f"the taskset {taskset} is not suitable: {answer['refused']}")
         self._prompts: list[str] = answer["prompts"]
         if not self._prompts:
             raise ValueError(f"the taskset {taskset} has no tasks")
@@ -344,5 +344,5 @@ class VerifiersTasks(Environment):
         return self._scorer.score({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """Raise ValueError, because tasks of verifiers name no solutions."""
+        """Raise ValueError, because tasks of verifiers do not include solutions."""
         raise ValueError("tasks of verifiers have no solutions, so they cannot serve as examples")

@@ -119,7 +119,7 @@ Verification = ExactAnswer | NumericAnswer | MathsAnswer | CodeTests
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Task of one line.
+    """Task from one line of a file.
 
     solution: a good answer, if the line or its ground truth gives one. solve_rate: the mean score of a model's answers, 0 to
     1, as given in the line; None if it was not measured.
@@ -170,7 +170,7 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
     kind = _text(record, "task_type", MAX_NAME_BYTES)
     reader = _READERS.get(kind)
     if reader is None:
-        raise ValueError(f"task_type {kind!r} is none of {', '.join(sorted(_READERS))}")
+        raise ValueError(f"task_type {kind!r} is not one of {', '.join(sorted(_READERS))}")
     info = record["verification_info"]
     if isinstance(info, str):
         info = parsed(info.encode(errors="surrogatepass"), has_nan=False)
@@ -191,11 +191,11 @@ EXAMPLE = (
     '{"ground_truth": 7}}'
 )
 STATED_AT_END = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
-"""Pattern of the last line of a solution of GSM8K, which has its answer."""
+"""Pattern of the last line of a solution in GSM8K, which contains the answer."""
 
 
 def _in_our_form(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a record as tasks have it, from one with a `prompt` or `question` and an `answer`, as people and GSM8K have it.
+    """Convert a record with a `prompt` or `question` and an `answer`, as in GSM8K, to the form of tasks.
 
     The answer is a number or text, or a solution whose last line is "#### 42".  Other fields are left out.  Raises
     ValueError with an example of a task for a record without a task type in another form.
@@ -205,8 +205,8 @@ def _in_our_form(record: Mapping[str, Any]) -> Mapping[str, Any]:
     prompt, answer = record.get("prompt", record.get("question")), record.get("answer")
     if isinstance(answer, bool) or not isinstance(answer, int | float | str) or not isinstance(prompt, str):
         raise ValueError(
-            f"no task: it has neither task_type ({', '.join(sorted(_READERS))}) nor prompt or question, and answer; write "
-            f"for example {EXAMPLE}"
+            f"not a task: it has neither task_type ({', '.join(sorted(_READERS))}) nor prompt or question, and answer; "
+            f"write, for example, {EXAMPLE}"
         )
     text = answer if isinstance(answer, str) else str(answer)
     stated = STATED_AT_END.search(text)
@@ -224,7 +224,7 @@ def _solve_rate(record: Mapping[str, Any]) -> float | None:
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MAX_SAMPLES):
         raise ValueError(f"samples is not a whole number from 1 to {MAX_SAMPLES}")
     if rate is None and samples is not None:
-        raise ValueError("samples counts the answers behind solve_rate, and solve_rate is missing")
+        raise ValueError("samples is given without solve_rate; add solve_rate, or remove samples")
     return None if rate is None else float(rate)
 
 
@@ -370,7 +370,7 @@ class SolveRates:
         kept = tuple(task for task in tasks if self.have(task.solve_rate))
         if not kept:
             raise ValueError(
-                f"none of the {len(tasks)} tasks has a solve_rate from {self.low:g} to {self.high:g}; take easier or harder "
+                f"none of the {len(tasks)} tasks has a solve_rate from {self.low:g} to {self.high:g}; use easier or harder "
                 "tasks, or set min_solve_rate and max_solve_rate in the run file's [rl]"
             )
         return kept

@@ -39,7 +39,7 @@ def read_name(text: str) -> tuple[str, dict[str, Any]]:
     try:
         name, options = reader.environment()
     except RecursionError:
-        reader.fail("fewer brackets in each other")
+        reader.fail("less nesting of brackets")
     reader.end()
     return name, options
 
@@ -63,7 +63,7 @@ class _Reader:
         self._skip()
         found = _NAME.match(self._text, self._at)
         if found is None:
-            self.fail("an environment's name, of small letters")
+            self.fail("an environment's name in small letters")
         self._at = found.end()
         options: dict[str, Any] = {}
         if self._takes("("):
@@ -107,11 +107,11 @@ class _Reader:
 
     def _skip(self) -> None:
         found = _BLANKS.match(self._text, self._at)
-        assert found is not None, "it matches nothing as well"
+        assert found is not None, "the pattern also matches an empty text"
         self._at = found.end()
 
     def fail(self, wanted: str) -> NoReturn:
-        raise ValueError(f"{self._text[:80]!r}: {wanted} is wanted at character {self._at + 1}, as in add(digits=3)")
+        raise ValueError(f"{self._text[:80]!r}: expected {wanted} at character {self._at + 1}, as in add(digits=3)")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Mixture(OuterEnvironment):
 
 def _parts(of: Any) -> list[dict[str, Any]]:
     if not isinstance(of, list) or not all(isinstance(part, dict) and isinstance(part.get("name"), str) for part in of):
-        raise ValueError("a mixture is of a list of environments, each with its name and options")
+        raise ValueError("a mixture needs a list of environments, each with its name and options")
     return of
 
 
@@ -214,11 +214,11 @@ def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None
     """
     size = problems_of(text, tasks or {})
     if size is not None and size < problems:
-        raise ValueError(f"{text} has {size} problems, and not {problems}; problems = {size} would do")
+        raise ValueError(f"{text} has {size} problems, not {problems}; set problems = {size}")
 
 
 def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
-    """Return the number of an environment's problems, given the tasks in its files; None if this function cannot know it."""
+    """Return the number of an environment's problems, given the tasks in its files; None if it is not known here."""
     sizes: list[int | None] = []
     for part in _named(text)[1]:
         if part["name"] == FILE:
@@ -265,23 +265,25 @@ def check_packages(text: str) -> None:
 
 
 def _named(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the name, and the parts of a mixture, or the environment alone: each with its name and checked options.
+    """Return the name, and the environments of a mixture or the single environment, each with its name and checked options.
 
-    Manifests come from strangers, so a path of tasks must not lead elsewhere, and they need a digest, so that all peers have
-    the same.  Raises ValueError.
+    Manifests come from strangers, so a path of tasks must not lead elsewhere.  Tasks need a digest, so that all peers have
+    the same ones.  Raises ValueError.
     """
     name, options = read_name(text)
     _opener(name, options)
     parts = _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
     if name == MIXTURE and (not parts or any(part["name"] == MIXTURE for part in parts)):
-        raise ValueError("a mixture cannot contain a mixture; write its environments, as in mixture(add(digits=3), sort)")
+        raise ValueError(
+            "a mixture cannot contain a mixture; list the environments themselves, as in mixture(add(digits=3), sort)"
+        )
     for part in parts:
         _opener(part["name"], {key: value for key, value in part.items() if key != "name"})
         if part["name"] != FILE:
             continue
         path, digest = part["path"], part.get("digest")
         if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
-            raise ValueError("the path of a run's tasks is the name of a file, without folders")
+            raise ValueError("the path of a run's tasks must be the name of a file, without folders")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise ValueError(
                 "a file of tasks needs its digest, so that all peers have the same; `peer run create RUN.toml` adds it"
@@ -300,5 +302,5 @@ def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]
         inspect.signature(opener).bind(**options)
     except TypeError as error:
         takes = ", ".join(inspect.signature(opener).parameters) or "none"
-        raise ValueError(f"the environment {name!r} has other options ({error}); it takes: {takes}") from error
+        raise ValueError(f"the environment {name!r} does not take these options ({error}); it takes: {takes}") from error
     return opener

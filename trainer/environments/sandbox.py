@@ -166,7 +166,8 @@ class Sandbox:
         if lacking:
             reasons = "; ".join(f"{name}: {why}" for name, why in here.missing.items()) or "left out on purpose"
             raise SandboxUnavailable(
-                f"no program of a model is run on this computer, which cannot protect its {', '.join(lacking)} ({reasons})"
+                f"this computer does not run programs of a model, because it cannot protect its "
+                f"{', '.join(lacking)} ({reasons})"
             )
 
     def run(self, program: str, given: bytes = b"") -> Outcome:
@@ -272,9 +273,9 @@ def _file_in_memory(content: bytes) -> Iterator[int]:
 
 
 def _watch(status: int, seconds: float) -> dict[str, Any]:
-    """Return all that the launcher says until it exits; `{"late": True}` too if that takes longer than so many seconds.
+    """Return all messages of the launcher until it exits, and `{"late": True}` if it takes longer than this many seconds.
 
-    The launcher itself enforces the deadline. This one is for a launcher that was killed or that hangs.
+    The launcher itself enforces the deadline. The deadline here is for a launcher that was killed or that hangs.
     """
     said, data, last = dict[str, Any](), b"", time.monotonic() + seconds
     poll = select.poll()

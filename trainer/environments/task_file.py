@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 512 << 20
 
 
 class RecordedTasks(Environment):
-    """Environment of single-turn tasks in order. digest: equal for two peers that have the same tasks."""
+    """Environment of single-turn tasks in order. digest: a hash that is equal for two peers with the same tasks."""
 
     def __init__(self, tasks: Sequence[TaskRecord], digest: str) -> None:
         """Make the environment.
@@ -61,9 +61,9 @@ class RecordedTasks(Environment):
         return isinstance(problem.answer.verification, ExactAnswer | NumericAnswer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """Return the task's solution. Raises ValueError if the task names none."""
+        """Return the task's solution. Raises ValueError if the task does not include one."""
         if problem.answer.solution is None:
-            raise ValueError(f"task {problem.answer.problem_id} names no solution, so it gives no example")
+            raise ValueError(f"task {problem.answer.problem_id} has no solution, so it cannot serve as an example")
         return (problem.answer.solution,)
 
     def expected(self, problem: Problem) -> str:
@@ -72,7 +72,7 @@ class RecordedTasks(Environment):
 
 
 def open_file(path: str, digest: str | None = None) -> RecordedTasks:
-    """Open all tasks of a file, with any solve rates. Raises the errors of `open_rated`."""
+    """Open all tasks of a file, whatever their solve rates. Raises the errors of `open_rated`."""
     return open_rated(path, digest, ALL)
 
 
@@ -98,9 +98,9 @@ def read_file(path: str, digest: str | None = None) -> bytes:
     try:
         data = read_outside(Path(path), MAX_FILE_BYTES)
     except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path}; put the tasks there") from error
+        raise ValueError(f"there is no file {path}; copy the tasks to it") from error
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; put a file of tasks there") from error
+        raise ValueError(f"cannot read {path}: {error.strerror}; replace it with a readable file of tasks") from error
     found = digest_of(data)
     if digest not in (None, found):
         raise ValueError(f"{path} has other tasks than this run's: its digest is {found}, not {digest}")
@@ -150,8 +150,8 @@ def _decompressed(data: bytes) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise ValueError(f"a compressed set needs the package zstandard: {command_for(['zstandard'])}") from error
-    damaged = "the set is damaged: it is not what Zstandard writes"
+        raise ValueError(f"a compressed set needs the package zstandard; run {command_for(['zstandard'])}") from error
+    damaged = "the set is not valid Zstandard data; it is damaged"
     try:
         size = zstandard.frame_content_size(data)
         if size < 0:
@@ -233,13 +233,13 @@ class ExtendedEnvironment(OuterEnvironment):
         for file, environment in self._sets.items():
             if file.first <= index < file.first + file.count:
                 return environment, file.first
-        raise ValueError(f"there is no problem {index}: no set of tasks that is here has it")
+        raise ValueError(f"there is no problem {index}: it is not in any set of tasks on this computer")
 
 
 def _opened(file: TaskFile, rates: SolveRates, most_prompt_bytes: int, flaw_in: Callable[[str], str]) -> RecordedTasks:
     tasks = open_rated(file.path, file.digest, rates)
     if tasks.size != file.count:
-        raise ValueError(f"the set has {tasks.size} tasks with solve rates of this run, and was said to have {file.count}")
+        raise ValueError(f"the set has {tasks.size} tasks with solve rates of this run, but {file.count} were announced")
     prompts = [tasks.problem(at).prompt for at in range(tasks.size)]
     longest = max(len(prompt.encode()) for prompt in prompts)
     if longest > most_prompt_bytes:

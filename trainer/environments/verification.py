@@ -41,7 +41,7 @@ MATHS_LIMITS = Limits(cpu_s=10, wall_s=60.0, memory_bytes=4 << 30)
 MAX_ANSWER_CHARACTERS = 1000
 """Maximum length of an answer to a maths task; longer answers count as wrong, because parsing them takes too long."""
 RELATIVE_DIFFERENCE = 1e-9
-"""Allowed difference between floats that functions return, because adding in another order is no mistake."""
+"""Allowed difference between floats that functions return, because adding in another order is not a mistake."""
 
 CALLS = """
 import json, os, sys
@@ -72,7 +72,7 @@ def answer(pairs):
     return [bool(one and other and verify(one, other, timeout_seconds=None)) for one, other in zip(right, said)]
 """
 KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}", "0.6"): False}
-"""Pairs of answers for a check of the package, True if they mean the same; a broken package could score every right answer
+"""Pairs of answers for a check of the package, with True for equal meaning; a broken package could score every right answer
 0."""
 ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
 STATED = re.compile(r"(?aim)^[\s>#*_`]*(?:(?:so|the|my|final|correct)\s+)*answer[*_`]*\s*:")
@@ -165,7 +165,7 @@ def check_maths() -> str:
 def _ask_what_is_known(version: str) -> None:
     """Raise PackageMissing if this math-verify does not give the answers of `KNOWN`; a success is cached."""
     works_not, remedy = (
-        f"math-verify {version} is installed and does not work",
+        f"math-verify {version} is installed but does not work",
         install_command("rl", again=True),
     )
     try:
@@ -173,7 +173,7 @@ def _ask_what_is_known(version: str) -> None:
     except ValueError as error:
         raise PackageMissing(f"{works_not}; {error}", remedy) from error
     if found != [*KNOWN.values()]:
-        raise PackageMissing(f"{works_not}; it does not tell a half from 0.6", remedy)
+        raise PackageMissing(f"{works_not}; it does not distinguish 1/2 from 0.6", remedy)
 
 
 def form_of(verification: Verification) -> str:

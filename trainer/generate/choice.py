@@ -1,4 +1,4 @@
-"""Choice between the generators.
+"""Choice between the built-in generator and vLLM.
 
 The module imports neither torch nor vLLM, so that the peer process can choose in advance.
 """
@@ -40,4 +40,4 @@ def choose_generator(wanted: GeneratorName, has_gpu: bool) -> tuple[GeneratorNam
         return GeneratorName.BUILTIN, "vLLM needs a GPU to be faster"
     if not installed:
         return GeneratorName.BUILTIN, f"vLLM is not installed ({install_command('vllm')})"
-    return GeneratorName.VLLM, "vLLM is installed and there is a GPU"
+    return GeneratorName.VLLM, "vLLM is installed, and the computer has a GPU"

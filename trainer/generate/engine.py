@@ -39,18 +39,21 @@ from trainer.models.llama.model import Decoder
 
 NO_TOKEN = -1
 MOST_RECORDED = 64
-"""Shapes of which a GPU keeps a recorded step; all are forgotten when one more comes."""
+"""Number of shapes for which a GPU keeps a recorded step; one more shape makes it forget all of them."""
 
 
 class Recorded:
     """Steps that a GPU replays, because launching their kernels one by one takes longer than a small model computes.
 
-    A step of a new shape runs as it is; the second is recorded. All tensors that a step reads or writes keep their places.
+    The first step of a new shape runs unrecorded; the second is recorded. All tensors that a step reads or writes keep their
+    places.
     """
 
     def __init__(self) -> None:
         self._graphs: dict[tuple[int, int, float], torch.cuda.CUDAGraph | None] = {}
-        self._pool = torch.cuda.graph_pool_handle()  # shared: no two steps run at a time, and none leaves anything in it
+        self._pool = (
+            torch.cuda.graph_pool_handle()
+        )  # shared, because only one step runs at a time, and none leaves data in it
 
     def run(self, shape: tuple[int, int, float], step: Callable[[], None]) -> None:
         """Run a step of this shape."""
@@ -140,9 +143,9 @@ class Batch:
         self.running[source] = False
 
     def feed(self, pieces: Sequence[Piece], temperature: float = 1.0) -> None:
-        """Compute known tokens of some slots, one piece for each slot, and choose the first token after those that are last.
+        """Compute known tokens of some slots, one piece for each slot, and choose the first token after each last piece.
 
-        A sequence runs then, unless this token ends it.
+        The sequence then runs, unless this token ends it.
         """
         numbers = torch.tensor([(piece.slot, piece.first, piece.stop) for piece in pieces]).to(self.tokens.device)
         slots, firsts, stops = numbers.unbind(dim=1)
@@ -161,7 +164,7 @@ class Batch:
     def step(self, slots: int, span: int, temperature: float) -> None:
         """Choose the next token of each running sequence in the first `slots` slots.
 
-        span: greater than all their positions.
+        span: a number greater than all their positions.
         """
         if self._recorded is None:
             return self._step(slots, span, temperature)
@@ -212,7 +215,9 @@ CPU_STEPS = 1
 
 @dataclass
 class _Sequence:
-    """Request in a slot.  tokens: number of known tokens.  fed: number of computed tokens. Both as known to the host.
+    """Request in a slot.
+
+    tokens: number of known tokens.  fed: number of computed tokens. Both are the numbers known to the host.
 
     unmade: spans of the output that the environment wrote.
     """
@@ -227,8 +232,8 @@ class _Sequence:
 class Engine(Generator):
     """Built-in generator.  steps, row_steps: numbers of decoding steps, and of rows computed in them.
 
-    temperature: of the following steps.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two
-    checks for ended turns; 0 for the device's default.
+    temperature: temperature of the following steps.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps
+    between two checks for ended turns; 0 for the device's default.
     """
 
     prefill_tokens = PREFILL_TOKENS
@@ -319,7 +324,7 @@ class Engine(Generator):
         return len(self._slots) - self._slots.count(None)
 
     def _slot_of(self, id: int) -> int | None:
-        """Return the slot of the request with this number; None if it has none."""
+        """Return the slot of the request with this number; None if it has no slot."""
         return next((slot for slot, each in enumerate(self._slots) if each and each.request.id == id), None)
 
     def _begin(self, slot: int, request: Request) -> None:

@@ -105,11 +105,11 @@ class Generator(ABC):
         if not request.prompt or request.max_tokens < 1:
             flaw = "needs a prompt and room for a token"
         elif needed > self._capacity.length:
-            flaw = f"needs {needed} tokens, and there is room for {self._capacity.length}"
+            flaw = f"needs {needed} tokens, but a sequence has at most {self._capacity.length}"
         elif not self._are_known(request.prompt):
             flaw = f"has tokens outside the vocabulary of {self._config.vocab}"
         elif len(request.end_tokens) > MOST_END_TOKENS:
-            flaw = f"has {len(request.end_tokens)} end tokens, and {MOST_END_TOKENS} are allowed"
+            flaw = f"has {len(request.end_tokens)} end tokens, but at most {MOST_END_TOKENS} are allowed"
         if flaw:
             raise ValueError(f"request {request.id} {flaw}")
         self._waiting.append(request)

@@ -2,7 +2,8 @@
 
 The chosen token is the arg-max of logits / temperature + Gumbel noise, which is a draw from the softmax (Gumbel 1954;
 Maddison et al. 2014). The noise of a token is a function of a 64-bit key, the token's position and its id. So a validator
-with the logits knows which token had to be chosen, and `shortfall` measures how far another token falls short of it.
+with the logits can compute the token that had to be chosen, and `shortfall` measures how far another token falls short of
+it.
 
 The integers are the same on every device: a counter passes twice through the finalizer of SplitMix64 (Steele et al. 2014,
 with the constants of Stafford's variant 13), in wrapping int64 arithmetic. The uniform number made from the integers is also

@@ -115,7 +115,7 @@ class VllmEngine(Generator):
         self._check_idle()
         self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._named(flat)})
         if not self._vllm.reset_prefix_cache():
-            raise RuntimeError("vLLM holds keys and values of the weights before; start it anew")
+            raise RuntimeError("vLLM holds keys and values of the previous weights; restart it")
         self._reference.fill([flat])
         self._compare()
         self._loaded = True

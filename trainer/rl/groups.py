@@ -149,7 +149,7 @@ def grouped(scored: Iterable[Scored]) -> list[Group]:
 def best_and_typical(groups: Iterable[Group]) -> tuple[Scored, Scored] | None:
     """Return the completion with the highest reward, and one with the median reward; None if there are no groups.
 
-    Of several with one reward it is the first, by problem and copy.
+    Of several completions with the same reward, the first by problem and copy is returned.
     """
     ordered = sorted((member for group in groups for member in group.members), key=lambda member: -member.reward)
     return (ordered[0], ordered[len(ordered) // 2]) if ordered else None

@@ -171,12 +171,12 @@ class Learner:
     def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
         """Raise ValueError if required reference weights are missing, or for rollouts that the model cannot read."""
         if self.config.kl_weight and task.reference is None:
-            raise ValueError("kl_weight is above 0, and there are no reference weights to compare with")
+            raise ValueError("kl_weight is above 0, but there are no reference weights")
         rollouts = [member.rollout for group in groups for member in group.members]
         check_lengths(rollouts, self.config.row_tokens)
         largest = max((max(*rollout.prompt, *rollout.output) for rollout in rollouts), default=0)
         if largest >= self.model.config.vocab:
-            raise ValueError(f"a rollout has the token {largest}, and the model has {self.model.config.vocab} of them")
+            raise ValueError(f"a rollout has the token {largest}, but the model has only {self.model.config.vocab} tokens")
 
     def _batches(self, groups: Sequence[Group], order: int) -> list[Packed]:
         """Shuffle the completions into at most `optimizer_steps` batches, leaving out any without a model's token."""

@@ -161,7 +161,7 @@ class PolicyObjective(ComparedObjective[Packed]):
         return counted_b
 
     def measured(self, rows: Packed, loss: ObjectiveLoss) -> UnitLosses:
-        """Return the loss of all rows together as one unit's."""
+        """Return the loss of all rows together as the loss of one unit."""
         counted = np.array([float(rows.counted_tokens)])
         assert loss.statistics_s is not None
         statistics_s = on_host(loss.statistics_s) * counted

@@ -6,7 +6,7 @@ The encoding, in this order, with nothing after it:
 
     head     format (1), width w of a token (1), problem (8), copy (4), tokens of the prompt (4), of the output (4), bytes of
              the proofs (4); unsigned, big-endian
-    tokens   of the prompt, then of the output, w bytes each, little-endian; w is the least that the largest token needs
+    tokens   of the prompt, then of the output, w bytes each, little-endian; w is the smallest width for the largest token
     made     a bit for each token of the output, the first in the highest bit of the first byte; bits beyond are 0
     proofs
 
@@ -64,7 +64,7 @@ class Rollout:
         _check_tokens("prompt", self.prompt, MAX_PROMPT_TOKENS)
         _check_tokens("output", self.output, MAX_OUTPUT_TOKENS)
         if len(self.made) != len(self.output):
-            raise ValueError(f"a rollout says who made {len(self.made)} tokens, and its output has {len(self.output)}")
+            raise ValueError(f"a rollout has marks for {len(self.made)} tokens, but its output has {len(self.output)}")
         if len(self.proofs) > MAX_PROOF_BYTES:
             raise ValueError(f"a rollout has at most {MAX_PROOF_BYTES} bytes of proofs, not {len(self.proofs)}")
 

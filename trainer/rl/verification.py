@@ -76,7 +76,7 @@ class FormChecker:
         """
         problem = self._environment.problem(rollout.problem)
         if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
-            raise RolloutRefused(RejectionReason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
+            raise RolloutRefused(RejectionReason.WRONG_PROMPT, f"the prompt is not the prompt of problem {rollout.problem}")
         self._check_bounds(rollout)
         try:
             return problem, read_turns(self._environment, problem, rollout.output, rollout.made, self._tokenizer)
@@ -97,7 +97,7 @@ class FormChecker:
             raise RolloutRefused(RejectionReason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
         if max(rollout.output) >= self._model.vocab:
             raise RolloutRefused(
-                RejectionReason.MALFORMED, f"the output has a token {max(rollout.output)}, which there is not"
+                RejectionReason.MALFORMED, f"the output has a token {max(rollout.output)}, which does not exist"
             )
         try:
             check_form(self.proofs(rollout), count, self._model.dim, config.top_k, config.chunk_tokens)
@@ -130,8 +130,8 @@ SLACK = 0.5
 RATE_FACTOR = 3.0
 """Multiple of the mean honest shortfall that a stretch of any length may have."""
 DEVICES_APART = 2 / 3
-"""Share of a tolerance by which two honest devices may differ when they measure the same rollout. It follows from the margin
-of proposed tolerances (`benchmarks.calibration.MARGIN`)."""
+"""Share of a tolerance by which two honest devices may differ when they measure the same rollout. The share follows from the
+margin of proposed tolerances (`benchmarks.calibration.MARGIN`)."""
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,10 @@ class Tolerances:
 class Measured:
     """Measurements of a rollout, also for calibration.
 
-    mismatches: one for each chunk of tokens. shortfall: the largest. beyond: number of tokens beyond the tolerance.
-    end_probability: the minimum among end tokens beyond the tolerance; 1 if no end token is beyond it. total, density: sums
-    of the shortfalls, and of 1 - sum p^2. stretch: the largest sum over a stretch of this rollout alone, minus the allowance
-    for its densities.
+    mismatches: one for each chunk of tokens. shortfall: the largest shortfall. beyond: number of tokens beyond the
+    tolerance.  end_probability: the smallest probability of an end token beyond the tolerance; 1 if there is none. total,
+    density: sum of the shortfalls, and sum of 1 - sum p^2. stretch: the largest sum over a stretch of this rollout alone,
+    minus the allowance for its densities.
     """
 
     mismatches: tuple[Mismatch, ...]
@@ -266,7 +266,7 @@ class BatchBounds:
                 proofs = replace(proofs, exponent_mismatches=most)
             if not proofs.accept(mismatch):
                 return RejectionReason.WRONG_COMPUTATION, (
-                    f"chunk {number} is not what the weights give: {mismatch.exponent_mismatches} exponents differ, "
+                    f"chunk {number} does not match the weights: {mismatch.exponent_mismatches} exponents differ, "
                     f"mantissas by {mismatch.mantissa_mean:.3g} on average (median {mismatch.mantissa_median:.3g})"
                 )
         if stop:
@@ -338,7 +338,7 @@ class Judged:
     sure: bool = True
 
     def fields(self) -> dict[str, Any]:
-        """Return what the peer is told, with the beginning of the detail."""
+        """Return the verdict as fields for the peer, with the beginning of the detail."""
         return {
             "reason": self.reason.value if self.reason else "",
             "detail": self.detail[:MAX_DETAIL],
@@ -352,7 +352,7 @@ class Judged:
 class Verifier:
     """Verifier of rollouts of one version, with the run's tolerances.
 
-    model: with the version's weights, in any precision.
+    model: the model with the version's weights, in any precision.
     """
 
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
@@ -500,9 +500,10 @@ class Verifier:
         return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
     def _stop(self, rollout: Rollout, problem: Problem, turns: tuple[str, ...]) -> str:
-        """Return the flaw in the place where the output stops, as a sentence; empty if there is none.
+        """Return the flaw in the end of the output, as a sentence; empty if there is none.
 
-        It may stop at the limit, or at the end of a turn after which no reply follows, or one without room for a token.
+        The output may stop at the limit, or at the end of a turn if no reply follows, or if the reply leaves no room for a
+        token.
         """
         left = self._config.max_tokens - len(rollout.output)
         if not left:

@@ -82,7 +82,7 @@ def decode_batch(data: bytes) -> list[Rollout]:
         size = _number(data, at)
         at += _LENGTH
         if size > MAX_BYTES or at + size > len(data):
-            raise ValueError(f"rollout {len(rollouts)} of a batch has {size} bytes, more than there are")
+            raise ValueError(f"rollout {len(rollouts)} of a batch has {size} bytes, more than the batch has left")
         rollouts.append(Rollout.decode(data[at : at + size]))
         at += size
     if at != len(data):
@@ -92,7 +92,7 @@ def decode_batch(data: bytes) -> list[Rollout]:
 
 def _number(data: bytes, at: int) -> int:
     if at + _LENGTH > len(data):
-        raise ValueError("a batch ends before its rollouts do")
+        raise ValueError("a batch ends within its rollouts")
     return int.from_bytes(data[at : at + _LENGTH], "big")
 
 
@@ -158,7 +158,10 @@ class RolloutWorker:
         tokenizer: Tokenizer | None = None,
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> Self:
-        """Make the worker of a run.  tokenizer: the run's, if it is loaded already.  Raises the errors of `reading`."""
+        """Make the worker of a run.
+
+        tokenizer: the run's tokenizer, if it is already loaded.  Raises the errors of `reading`.
+        """
         assert config.rl is not None
         tasks = RolloutTasks(environment_of(config), tokenizer or tokenizer_of(config), config.seed)
         return cls(config.rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator)
@@ -220,7 +223,7 @@ class RolloutWorker:
         except ValueError as error:
             return [Judged(RejectionReason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
-            return [Judged(RejectionReason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
+            return [Judged(RejectionReason.WRONG_PROMPT, "the batch does not have the assigned rollouts")] * len(places)
         verifier = Verifier(model, self._environment, self._tokenizer, self.config)
         return verifier.verify(assignment, rollouts, between)
 
@@ -276,7 +279,7 @@ class RolloutWorker:
             problem, turns = self._forms.read(member.rollout)
             try:
                 expected = self._environment.expected(problem)
-            except Exception as error:  # noqa: BLE001 - environments that fail, for which no learning may fail
+            except Exception as error:  # noqa: BLE001 - a failing environment must not stop learning
                 print(f"no right answer to problem {problem.index} is known: {error}", file=sys.stderr)
                 expected = ""
             texts = (text[:MOST_CHARACTERS] for text in (problem.prompt, "\n".join(turns), expected))
@@ -302,7 +305,7 @@ class RolloutWorker:
     def _weights(self, version: int) -> Tensor:
         if version not in self.versions:
             raise ValueError(
-                f"the weights of version {version} are not here any more; the newest is {max(self.versions, default=0)}"
+                f"the weights of version {version} are no longer here; the newest version is {max(self.versions, default=0)}"
             )
         return self.versions[version]
 

@@ -17,7 +17,7 @@ MAX_FRAME_BYTES = 1 << 16
 def pack(message: dict[str, Any]) -> bytes:
     """Return the bytes of a frame that holds `message`."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    assert len(body) <= MAX_FRAME_BYTES, "a frame is a command, not a load"
+    assert len(body) <= MAX_FRAME_BYTES, "a frame may only hold a command"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 

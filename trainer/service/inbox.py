@@ -101,7 +101,7 @@ class CommandInbox:
             raise Abandoned
 
     def wait_until_applied(self, job: Job, seconds: float) -> bool:
-        """Wait at most so long until the peer's state has the last round's result; return True if it has.
+        """Wait at most this long until the peer's state has the last round's result; return True if it has.
 
         Raises `Abandoned`.
         """

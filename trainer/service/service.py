@@ -4,7 +4,7 @@ Commands: configure, initialise, compute, evaluate (each answered with the comma
 threads, pace; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with one
 sentence and ends the process; the peer then starts a new process.
 
-A computation, or an evaluation, that needs a block which is not here yet reports the block, and looks for it again.
+A computation or an evaluation that needs a missing block reports the block, and looks for it again.
 
 An evaluation runs between the other jobs: a few windows after each training step but the last, and one batch after another
 while there is no other job. If it fails, the failure is reported, but the process goes on.
@@ -114,7 +114,7 @@ class WorkPace:
         self.rested += self._at - end
 
     def slowed(self, seconds: float) -> float:
-        """Return the time that work of so many seconds takes with its waits, those to come included."""
+        """Return the time that work of this many seconds takes with its waits, including future ones."""
         return seconds + max(self.rested, seconds * (1 / self.load - 1))
 
     def _count(self) -> float:
@@ -131,7 +131,7 @@ class WorkPace:
 
 
 def meter_of(*devices: torch.device) -> Meter:
-    """Return the energy meter of the GPUs on which a trainer computes, a mean; for a CPU, one that always returns None."""
+    """Return the energy meter (a mean) of a trainer's GPUs; for a CPU, a meter that always returns None."""
     if not all(is_gpu(device) for device in devices):
         return lambda: None
     try:
@@ -164,7 +164,7 @@ because a command may arrive at any time."""
 VERDICTS_AT_ONCE = 32
 """Verdicts in one frame to the peer; they fit even if all details have the maximum length in any script."""
 BLOCK_WAIT_S = 0.25
-"""Seconds between two looks for a block that is not here yet."""
+"""Seconds between two checks for a missing block."""
 
 
 class Service:
@@ -183,7 +183,7 @@ class Service:
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> NoReturn:
-        """Run jobs until one fails, which ends the process, as `CommandInbox` does if the peer ends."""
+        """Run jobs until one fails, which ends the process; `CommandInbox` ends it if the peer ends."""
         self._inbox.listen(self._connection)
         while True:
             job = self._inbox.next_job()
@@ -203,7 +203,10 @@ class Service:
                 self._worker.work.store_moments()  # while the peer exchanges the round's result
 
     def _fail(self, job: Job, error: Exception) -> NoReturn:
-        """End the process with a sentence.  If another rank has ended, that is the reason, and its watcher ends us."""
+        """End the process with a sentence.
+
+        If another rank has ended, its end is the reason, and its watcher ends this process.
+        """
         if self._ranks is not None:
             self._ranks.settle()
         if isinstance(error, NotFinite) and self._worker is not None:
@@ -306,7 +309,7 @@ class Service:
             if missing is not None:
                 self._send(job, "progress", waiting=_block(missing))
                 if self._inbox.wait(BLOCK_WAIT_S, job) and not job.abandon:
-                    time.sleep(BLOCK_WAIT_S)  # told to finish, perhaps without a step to finish with
+                    time.sleep(BLOCK_WAIT_S)  # told to finish, perhaps before its first step
             self._begin(job)
             return job.finish
 
@@ -379,7 +382,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
             lacks = isinstance(error, OUT_OF_MEMORY) and not self._configured().spares_memory
             if lacks or not (self._ranks is None or self._ranks.are_together):
-                self._fail(job, error)  # it starts again with less, or another rank waits for this one
+                self._fail(job, error)  # the process starts again with less memory, or another rank waits for this one
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
         if evaluation.done == evaluation.total:
@@ -393,7 +396,7 @@ class Service:
         self._pace.watts, self._pace.load = self._inbox.watts, self._inbox.load
 
     def _keep_pace(self, running: Job | None) -> None:
-        """Wait, after some work, as long as the limits on power and load demand, which may change meanwhile."""
+        """Wait, after some work, as long as the limits on power and load require; they may change meanwhile."""
 
         def wait(seconds: float) -> bool:
             is_over = self._inbox.wait(seconds, running)
@@ -458,7 +461,7 @@ def _block(missing: BlockMissing) -> dict[str, Any]:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
-        return "the GPU's memory is not enough; close other programs there, or join a smaller run"
+        return "the GPU does not have enough memory; close other programs that use it, or join a smaller run"
     if isinstance(error, NotFinite):
         return str(error)
     lines = str(error).strip().splitlines()

@@ -106,13 +106,13 @@ class WeightsFolder:
 
     facts: the model section of a run that begins with the folder. generation: the contents of generation_config.json, empty
     if it is missing. ends: the tokens that end a text, first from generation_config.json, then from config.json. Raises
-    `FolderError` for a model that no run supports, and unless the folder has its tensors in the sizes that config.json says:
-    nobody takes memory for more.
+    `FolderError` for a model that no run supports, and unless the tensors have the sizes given in config.json, so that no
+    larger memory is allocated.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        described = json_in(folder / "config.json", "give a folder that transformers has saved a model in")
+        described = json_in(folder / "config.json", "give a folder in which transformers has saved a model")
         try:
             self.facts: dict[str, Any] = facts_of(described)
             self.config = ModelConfig.from_mapping(self.facts)
@@ -152,12 +152,13 @@ class WeightsFolder:
             if place.name not in found:
                 because = ", as tie_word_embeddings is false" if place.name == "lm_head.weight" else ""
                 raise FolderError(
-                    f"{self.folder} has no tensor {place.name}, which its config.json asks for{because}; copy it again"
+                    f"{self.folder} has no tensor {place.name}, which its config.json requires{because}; copy the "
+                    "folder again"
                 )
             if found[place.name].shape != place.shape:
                 raise FolderError(
-                    f"{self.folder}: {place.name} has the shape {list(found[place.name].shape)}, and config.json says "
-                    f"{list(place.shape)}; copy both from one place"
+                    f"{self.folder}: {place.name} has the shape {list(found[place.name].shape)}, but config.json gives "
+                    f"{list(place.shape)}; copy both files from one place"
                 )
         strange = sorted(
             name for name in set(found).difference(place.name for place in layout) if not name.endswith(BUFFERS)
@@ -187,17 +188,19 @@ class WeightsFolder:
             raise FolderError(f"{error.filename}: {error.strerror}; copy the folder again") from error
         for tensor, name in names.items():
             if tensor not in files[name]:
-                raise FolderError(f"{self.folder / name} has no tensor {tensor[:80]}, which the index says; copy it again")
+                raise FolderError(
+                    f"{self.folder / name} has no tensor {tensor[:80]}, which the index lists; copy the file again"
+                )
         for name, tensors in files.items():
             if strange := sorted(tensor for tensor in tensors if names.get(tensor) != name):
                 raise FolderError(
-                    f"{self.folder / name} has a tensor {strange[0][:80]}, which the index does not say; copy "
+                    f"{self.folder / name} has a tensor {strange[0][:80]}, which the index does not list; copy "
                     "the folder again"
                 )
         return {tensor: files[name][tensor] for tensor, name in names.items()}
 
     def _index(self) -> dict[str, str]:
-        """Return the file name of each tensor in the index. Raises `FolderError`, also for a folder without an index."""
+        """Return the file name of each tensor in the index. Raises `FolderError`, also if the folder has no index."""
         if not os.path.lexists(self.folder / INDEX):
             for pattern, flaw in _OTHER_WEIGHTS:
                 if found := sorted(self.folder.glob(pattern)):
@@ -219,18 +222,18 @@ def check_repeated(source: Path, embedding: StoredTensor | None, head: StoredTen
         same = all(np.array_equal(one, other, equal_nan=True) for one, other in pairs)
     if not same:
         raise FolderError(
-            f"{source} has a tensor lm_head.weight that is not the embedding, and the model is tied; set "
-            "tie_word_embeddings to false in config.json if it was trained so, or remove the tensor"
+            f"{source} has a tensor lm_head.weight that is not the embedding, although the model is tied; set "
+            "tie_word_embeddings to false in config.json if the model was trained untied, or remove the tensor"
         )
 
 
 _OTHER_WEIGHTS = (
     ("adapter_model.*", "has {0}, an adapter without its model; merge both first (PEFT: merge_and_unload)"),
     ("model-*-of-*.safetensors", f"has {{0}} and no {INDEX}; copy the whole folder"),
-    ("*.safetensors", f"has {{0}} and no {SINGLE}; name the file so, if it holds the whole model"),
+    ("*.safetensors", f"has {{0}} and no {SINGLE}; rename the file if it holds the whole model"),
     ("*.bin", "has its weights in {0}; save the model as safetensors (save_pretrained does)"),
     ("*.pth", "has its weights in {0}; save the model as safetensors (save_pretrained does)"),
-    ("*.gguf", "has its weights in {0}; take the model as safetensors, before it was made GGUF"),
+    ("*.gguf", "has its weights in {0}; use the safetensors version of the model"),
 )
 
 

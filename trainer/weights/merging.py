@@ -67,7 +67,7 @@ class Slerp:
 
     def __post_init__(self) -> None:
         if not 0 <= self.t <= 1:
-            raise ValueError(f"slerp goes from 0, the first model, to 1, the second one, and not to {self.t}")
+            raise ValueError(f"slerp takes a share from 0 (the first model) to 1 (the second model), not {self.t}")
 
     @property
     def models(self) -> int:
@@ -103,9 +103,9 @@ class Ties:
     def __post_init__(self) -> None:
         _check_weights(self.weights)
         if not 0 < self.density <= 1:
-            raise ValueError(f"ties keeps a share of the differences above 0 and up to 1, not {self.density}")
+            raise ValueError(f"the density of ties must be above 0 and at most 1, not {self.density}")
         if not math.isfinite(self.scale):
-            raise ValueError(f"ties adds a finite multiple of the differences, not {self.scale}")
+            raise ValueError(f"the scale of ties must be finite, not {self.scale}")
 
     @property
     def models(self) -> int:
@@ -146,7 +146,7 @@ def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
     Raises `FolderError` before the first tensor or between two.
     """
     if rule.models != len(folders):
-        raise FolderError(f"this merge takes {rule.models} models, and {len(folders)} are given; give as many")
+        raise FolderError(f"this merge takes {rule.models} models, but {len(folders)} are given; give that number of models")
     for folder in folders[1:]:
         _check_shape(folders[0], folder)
     for tensors in zip(*(folder.tensors() for folder in folders), strict=True):
@@ -159,13 +159,13 @@ def _check_shape(first: WeightsFolder, other: WeightsFolder) -> None:
         ours, theirs = (getattr(folder.config, name) for folder in (first, other))
         if ours != theirs and name != "context":
             raise FolderError(
-                f"{other.folder} has {name} {theirs}, and {first.folder} has {ours}; merge models of one shape"
+                f"{other.folder} has {name} {theirs}, and {first.folder} has {ours}; merge only models of the same shape"
             )
 
 
 def _check_weights(weights: Sequence[float]) -> None:
     if not weights or not all(0 <= weight < math.inf for weight in weights) or not math.fsum(weights) > 0:
-        raise ValueError(f"the weights of a merge are finite numbers from 0, not all 0, and not {list(weights)}")
+        raise ValueError(f"the weights of a merge must be finite, not negative and not all 0, unlike {list(weights)}")
 
 
 def _dot(one: F32, other: F32) -> float:

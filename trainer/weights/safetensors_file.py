@@ -46,12 +46,12 @@ class ExportFormat(StrEnum):
 
     @property
     def tensor_name(self) -> str:
-        """The format's name in safetensors files."""
+        """Name of the format in safetensors files."""
         return "BF16" if self is ExportFormat.BF16 else "F32"
 
     @property
     def torch_name(self) -> str:
-        """The format's name in a config.json."""
+        """Name of the format in a config.json."""
         return "bfloat16" if self is ExportFormat.BF16 else "float32"
 
     @property
@@ -63,12 +63,14 @@ class ExportFormat(StrEnum):
 def written(values: F32, form: ExportFormat) -> bytes:
     """Return the bytes of fp32 numbers in an exported file, little endian.
 
-    bf16 is the nearest, ties to even, as in torch; every NaN becomes torch's.
+    bf16 is rounded to nearest, ties to even, as in torch; every NaN becomes torch's NaN.
     """
     if form is ExportFormat.FP32:
         return values.astype("<f4", copy=False).tobytes()
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16  # an infinity stays one: its low bits are 0
+    rounded = (
+        bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))
+    ) >> 16  # an infinity stays infinite, because its low bits are 0
     return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2").tobytes()
 
 
@@ -107,7 +109,7 @@ class StoredTensor:
     def values(self, first: int = 0, count: int | None = None) -> Iterator[F32]:
         """Yield the tensor's numbers in fp32, row after row, in blocks of at most `READ_BYTES` of the file.
 
-        first, count: of the numbers to read; None for all that follow.
+        first, count: the first number to read, and the count of numbers; None for all that follow.
         """
         begin = self.start + first * WIDTHS[self.form]
         stop = self.stop if count is None else begin + count * WIDTHS[self.form]
@@ -155,8 +157,8 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
             raise FolderError(f"{path} is not a safetensors file, or is incomplete; copy it again")
         if length > MAX_HEADER_BYTES:
             raise FolderError(
-                f"{path} has a header of {length} bytes, and a run's model needs at most {MAX_HEADER_BYTES}; save the model "
-                "again without what else is in it"
+                f"{path} has a header of {length} bytes, but a run's model needs at most {MAX_HEADER_BYTES}; save the model "
+                "again without additional data"
             )
         raw = file.read(length)
     try:
@@ -177,10 +179,10 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a repeated name, because readers differ in the value that they take."""
+    """Return a JSON object. Raises ValueError for a repeated name, because readers differ in the value that they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is said twice")
+        raise ValueError("a name appears twice")
     return found
 
 
@@ -211,9 +213,9 @@ def _tensor(path: Path, name: str, said: Any, body: int, size: int) -> StoredTen
     if form not in WIDTHS:
         what = "is quantised, in" if form.startswith(QUANTISED) else "holds numbers of"
         raise FolderError(
-            f"{path}: {name[:80]} {what} the format {form[:20]!r}, and {', '.join(WIDTHS)} are read; take the model in one "
-            "of these, as it is before it is quantised, or save it so"
+            f"{path}: {name[:80]} {what} the format {form[:20]!r}, but only {', '.join(WIDTHS)} are read; use a version of "
+            "the model in one of these formats, such as the model before quantisation"
         )
     if not 0 <= start <= stop <= size - body or stop - start != math.prod(shape) * WIDTHS[form]:
-        raise FolderError(f"{path} does not hold all of the tensor {name[:80]}; copy it again")
+        raise FolderError(f"{path} is incomplete: it lacks a part of the tensor {name[:80]}; copy it again")
     return StoredTensor(path, form, tuple(shape), body + start, body + stop)

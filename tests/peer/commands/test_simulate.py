@@ -83,7 +83,7 @@ def test_ten_thousand_peers_have_as_many_members_as_max_members_and_the_remedies
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        (["--peers", "many"], "write 8, or swarm.toml"),
+        (["--peers", "many"], "give a number such as 8, or the path"),
         (["--online", "nights"], "as 8h/16h"),
         (["--speed", "-1"], "as 5000 or 2000..20000"),
     ],

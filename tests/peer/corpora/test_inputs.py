@@ -47,7 +47,7 @@ BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
     "broken JSON": ("a.jsonl", b'{"text": \n', TEXT, LeftOut.JSON, "it is not JSON (Expecting value at column 10)"),
     "a row that is not an object": ("a.jsonl", b"[1]\n", TEXT, LeftOut.JSON, "it is not a JSON object"),
     "deep nesting": ("a.jsonl", b"[" * 10**6 + b"\n", TEXT, LeftOut.JSON, "it is nested too deeply"),
-    "a long number": ("a.jsonl", b'{"text": 1' + b"0" * 5000 + b"}\n", TEXT, LeftOut.JSON, "a number of too many digits"),
+    "a long number": ("a.jsonl", b'{"text": 1' + b"0" * 5000 + b"}\n", TEXT, LeftOut.JSON, "a number with too many digits"),
     "a missing field": ("a.jsonl", b'{"body": "x"}\n', TEXT, LeftOut.FIELD, "it has no field text, but body; name one"),
     "a null": ("a.jsonl", b'{"text": null}\n', TEXT, LeftOut.FIELD, "its field text is null"),
     "no field": ("a.jsonl", b'{}\n', TEXT, LeftOut.FIELD, "it has no field at all"),
@@ -136,7 +136,7 @@ def test_json_lines_that_end_within_a_line_have_one_bad_row(tmp_path: Path) -> N
 SKIPPED: dict[str, tuple[str, bytes, LeftOut, str]] = {
     "an empty file": ("a.txt", b" \n", LeftOut.EMPTY, "it is empty"),
     "an empty text": ("a.jsonl", b'{"text": ""}\n', LeftOut.EMPTY, "it is empty"),
-    "a text with an end token": ("a.jsonl", b'{"text": "a\\u0000b"}\n', LeftOut.MARKED, "holds a token that ends a turn"),
+    "a text with an end token": ("a.jsonl", b'{"text": "a\\u0000b"}\n', LeftOut.MARKED, "contains a token that ends a turn"),
     "a text that is there": ("a.txt", b"good 1", LeftOut.SAME_TEXT, "it has the text of an earlier row"),
 }  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypat
 
 def test_a_package_that_does_not_work_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
-        raise PackageMissing("math-verify 0.9.0 is installed and does not work; ImportError: antlr4", "pip install it")
+        raise PackageMissing("math-verify 0.9.0 is installed but does not work; ImportError: antlr4", "pip install it")
 
     monkeypatch.setattr(registry, "check_maths", broken)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -111,7 +111,7 @@ def test_a_package_that_does_not_work_is_told_with_the_reason(monkeypatch: pytes
     for environment in (named, f"mixture(add, {named})"):
         check = checks.tasks(environment)
         assert check.verdict is CheckResult.FAIL and check.remedy == "pip install it"
-        assert check.value == "math-verify 0.9.0 is installed and does not work; ImportError: antlr4"
+        assert check.value == "math-verify 0.9.0 is installed but does not work; ImportError: antlr4"
     assert checks.tasks("add").verdict is CheckResult.OK
 
 

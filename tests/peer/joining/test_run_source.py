@@ -153,10 +153,10 @@ def test_digest_count_and_ids_of_tasks_are_worked_out_when_the_run_is_created(
 
 def test_a_file_of_tasks_that_is_missing_or_elsewhere_is_told_when_the_run_is_created(tmp_path: Path) -> None:
     with pytest.raises(
-        RunFileError, match=r"run.toml: \[rl\] environment: there is no file .*none.jsonl; put the tasks there"
+        RunFileError, match=r"run.toml: \[rl\] environment: there is no file .*none.jsonl; copy the tasks to it"
     ):
         create_run(run_file(tmp_path, 'jsonl(path=\\"none.jsonl\\")'), tmp_path / "data")
-    with pytest.raises(RunFileError, match="is the name of a file, without folders"):
+    with pytest.raises(RunFileError, match="must be the name of a file, without folders"):
         create_run(run_file(tmp_path, 'jsonl(path=\\"../run.toml\\")'), tmp_path / "data")
 
 
@@ -199,9 +199,9 @@ def test_prompts_that_are_too_long_for_a_row_are_told_before_the_run_begins(tmp_
 
 def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_run_is_created(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(TASK)
-    with pytest.raises(PeerError, match=r"jsonl\(.* has 1 problems, and not 8; problems = 1 would do"):
+    with pytest.raises(PeerError, match=r"jsonl\(.* has 1 problems, not 8; set problems = 1"):
         create_run(run_file(tmp_path, TASKS), tmp_path / "data")
-    with pytest.raises(PeerError, match=r"mixture\(.* has 2 problems, and not 8; problems = 2 would do"):
+    with pytest.raises(PeerError, match=r"mixture\(.* has 2 problems, not 8; set problems = 2"):
         create_run(run_file(tmp_path, f"mixture(sort, {TASKS})"), tmp_path / "data")
     wrong = TASK + b"[]\n"
     (tmp_path / "tasks.jsonl").write_bytes(wrong)
@@ -224,7 +224,7 @@ def test_how_many_tasks_stay_by_their_solve_rates_is_told_when_the_run_is_create
     tasks = environment_of(TrainingConfig.from_sections({**signed.manifest.trainer_sections(), "files": files}))
     assert isinstance(tasks, RecordedTasks) and [tasks.problem(at).answer.problem_id for at in range(2)] == ["1", "2"]
     assert tasks.size == 2, "in a trainer process, too"
-    with pytest.raises(PeerError, match=f"has 2 problems, and not 3; problems = 2 would do; {left}"):
+    with pytest.raises(PeerError, match=f"has 2 problems, not 3; set problems = 2; {left}"):
         create_run(run_file(tmp_path, rated(0, 0.5, 0.25), 3), tmp_path / "data")
     with pytest.raises(PeerError, match="none of the 2 tasks has a solve_rate"):
         create_run(run_file(tmp_path, rated(0, 1), 1), tmp_path / "data")
@@ -245,7 +245,7 @@ def test_tasks_that_give_too_little_text_to_read_are_told_when_the_run_is_create
         "task_type": "verifiable_code",
         "verification_info": {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1", "output": "2"}]},
     }
-    with pytest.raises(PeerError, match="names no solution, .* add gold_standard_solution"):
+    with pytest.raises(PeerError, match="does not have a solution, .* add gold_standard_solution"):
         created(json.dumps(silent).encode() + b"\n", 1)
 
 
@@ -259,5 +259,7 @@ def test_a_prompt_that_leaves_no_room_for_an_output_is_told_when_the_run_is_crea
         return create_run(path, tmp_path / "data")
 
     assert created("1" * 9)
-    with pytest.raises(PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* to 9 \(.*\); change it"):
+    with pytest.raises(
+        PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* to 9 \(.*\); change the prompt"
+    ):
         created("1" * 10)

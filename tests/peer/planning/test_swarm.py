@@ -33,7 +33,7 @@ def test_quantities_as_people_write_them() -> None:
     [
         ("speed", "fast", "fast is not a speed; write tokens a second"),
         ("speed", "20..2", "ends below its start"),
-        ("rtt", "40", "write it as 40ms"),
+        ("rtt", "40", "write a time such as 40ms"),
         ("up", "20x", "20x is not"),
         ("online", "8h", "as 8h/16h"),
         ("speed", "", "nothing is not a speed"),

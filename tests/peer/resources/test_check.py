@@ -71,7 +71,7 @@ def test_less_memory_takes_a_lesser_role_once_files_do_not_help(state: str) -> N
 
 def test_who_does_not_meet_the_requirements_of_those_who_train_takes_another_role() -> None:
     role, reason = choose_role(RUN, run_id(RUN), FOUNDER, 1 << 50, None, may_train=False)
-    assert role is Role.ROLLOUT and "does not meet the run's requirements of those who train" in reason
+    assert role is Role.ROLLOUT and "does not meet the run's requirements for training" in reason
     assert choose_role(RUN, run_id(RUN), FOUNDER, 1, None, may_train=False).role is Role.SEED
     plain = parse_run_file('name = "plain"', FOUNDER)
     assert choose_role(plain, run_id(plain), FOUNDER, 1, None, may_train=False).role is Role.TRAINER, "and is told why not"

@@ -71,7 +71,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_missing_is_told_in_one_sentence_with_a_possible_role(text: str, computer: Computer, told: str) -> None:
     problem = requirement_problem(a_run(text), Role.TRAINER, computer)
     advice = "join with --role seed (keeping and serving the run), which does not need that"
-    assert problem == (f"the run requires of those who train {told}; {advice}" if told else "")
+    assert problem == (f"training in this run requires {told}; {advice}" if told else "")
     assert not requirement_problem(a_run(text), Role.SEED, computer), "only trainers have to meet them"
 
 
@@ -96,7 +96,7 @@ def test_an_older_version_than_the_run_requires_does_not_train(
     assert problem == (
         ""
         if met
-        else f"the run requires of those who train manyhands {least} or later (this is {here}); install manyhands {least}, "
+        else f"training in this run requires manyhands {least} or later (this is {here}); install manyhands {least}, "
         "or join with --role seed (keeping and serving the run), which does not need that"
     )
 

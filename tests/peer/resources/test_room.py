@@ -47,7 +47,9 @@ def test_a_run_needs_three_states_and_what_is_there_already_counts(tmp_path: Pat
     write(run / "another", 10 * MB)
     free(monkeypatch, 19 * MB)
     sentence = room.problem(run, 10 * MB)
-    assert "19.0 MB free: make room there, or choose another --data-dir" in sentence, "two more have to fit in any case"
+    assert "19.0 MB free: make room there, or choose another folder with --data-dir" in sentence, (
+        "two more have to fit in any case"
+    )
 
 
 def test_a_cap_below_what_is_free_is_the_one_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def written(folder: Path, *lines: object) -> Path:
         ((LINE, "{"), "line 2: it is not JSON"),
         ((LINE, LINE), "line 2: problem_id 'a' was used in line 1"),
         ((LINE, {**LINE, "problem_id": "b", "hint": 1}), "line 2: the line has the unknown field 'hint'"),
-        (({**LINE, "task_type": "judged"},), "line 1: task_type 'judged' is none of"),
+        (({**LINE, "task_type": "judged"},), "line 1: task_type 'judged' is not one of"),
         (("",), "the file has no task"),
         (({**LINE, "prompt": "x" * 18},), "18 bytes, and this run learns from prompts of at most 17"),
     ],
@@ -48,7 +48,7 @@ def test_too_many_tasks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("peer.tasks.checking.MAX_SET_TASKS", 3)
     lines = [{**LINE, "problem_id": str(number)} for number in range(4)]
     assert len(check(SIGNED, written(tmp_path, *lines[:3]), tmp_path).tasks) == 3
-    with pytest.raises(PeerError, match="split it"):
+    with pytest.raises(PeerError, match="split the file"):
         check(SIGNED, written(tmp_path, *lines), tmp_path)
 
 

@@ -233,7 +233,7 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(place: Place) -> None:
 
     assert "config.json" in refused(model=place.source.with_name("none"))
     assert "no token '<|im_end|>'" in refused(template="chatml")
-    assert "a temperature is above 0" in refused(sampling=Sampling(temperature=float("nan")))
+    assert "a temperature must be above 0" in refused(sampling=Sampling(temperature=float("nan")))
     place.source.write_bytes(b"\x28\xb5\x2f\xfd")
     assert "unpack it first" in refused()
     place.source.write_text(json.dumps({**TASKS[0], "solve_rate": 2}))
@@ -292,9 +292,9 @@ def test_problems_spread_over_an_environment_are_measured_in_their_order(place: 
 
 @pytest.mark.parametrize("digest", ["0", "0" * 32])
 def test_tasks_in_a_file_are_no_environment_to_look_at(digest: str, place: Place) -> None:
-    with pytest.raises(PeerError, match="name the file instead"):
+    with pytest.raises(PeerError, match="is not sampled, .*; name the file"):
         survey(f'jsonl(path="tasks.jsonl", digest="{digest}")', 3, place.how)
-    with pytest.raises(PeerError, match="name the file instead"):
+    with pytest.raises(PeerError, match="is not sampled, .*; name the file"):
         survey(f'mixture(sort, jsonl(path="tasks.jsonl", digest="{"0" * 32}"))', 3, place.how)
 
 
@@ -303,7 +303,7 @@ def test_a_person_is_told_what_a_run_would_leave_out() -> None:
     lines = MeasuredRates(rates, "of a file").told(bounds)
     assert "0.500 on average; 1 of 4 tasks never solved, 1 always" in lines[0]
     assert "1 of 4, 3 left out by a solve_rate outside 0.1 to 0.7" in lines[1]
-    assert "1 of 4, 0.1 to 0.7; a run has the others, too" in MeasuredRates(rates).told(bounds)[1]
+    assert "1 of 4, 0.1 to 0.7; a run also has the others" in MeasuredRates(rates).told(bounds)[1]
 
 
 def test_answers_are_made_as_in_a_run() -> None:

@@ -285,7 +285,7 @@ def test_a_rank_that_is_stopped_ends_with_rank_0(tmp_path: Path) -> None:
 
 def test_gpus_that_are_not_here_are_refused_with_a_sentence(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        with pytest.raises(TrainerGaveUp, match="--gpus 0,1000 names GPUs that are not here"):
+        with pytest.raises(TrainerGaveUp, match="--gpus 0,1000 names GPUs that this computer does not have"):
             await bench.trainer.until_ready()
 
     with_trainer(tmp_path, scenario, starts=False, ranks=TrainerRanks(gpus="0,1000"))

@@ -122,7 +122,7 @@ def test_one_of_few_chats_is_held_out(tmp_path: Path) -> None:
         (RUN.replace("vocab = 260", "vocab = 258"), TALK, "a token that ends a turn has the number 259"),
         (RUN + 'template = "llama3"\n', TALK, "has no token '<|begin_of_text|>'"),
         (RUN + 'template = "alpaca"\n', TALK, "there is no template alpaca; use one of raw, plain, chatml, llama3"),
-        (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), TALK, "is no tokenizer.json"),
+        (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), TALK, "is not a tokenizer.json"),
         (
             RUN.replace('from = "tokens"', 'template = "raw"'),
             TALK,

@@ -196,5 +196,5 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
         _tokenizer_for(model_of(tmp_path / "model", 300), tmp_path / "tokenizer")
     broken = model_of(tmp_path / "broken", 300)
     (broken / "tokenizer.json").write_text("{}")
-    with pytest.raises(PeerError, match="is no tokenizer.json that a run can use"):
+    with pytest.raises(PeerError, match="is not a tokenizer.json that a run can use"):
         _tokenizer_for(broken, tmp_path / "other")

@@ -208,7 +208,7 @@ def test_model_without_its_tokenizer_is_measured_with_a_warning(
     tmp_path: Path, number_corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert measure(exported(tmp_path / "model"), number_corpus, HeldOutOptions(tokens=64, length=LENGTH))
-    assert "has no tokenizer, so nobody can tell" in capsys.readouterr().err
+    assert "has no tokenizer, so it is unknown whether" in capsys.readouterr().err
 
 
 def _small(folder: Path) -> Path:
@@ -238,7 +238,7 @@ def test_what_cannot_be_measured_is_refused_with_a_sentence(tmp_path: Path) -> N
         return str(caught.value)
 
     assert "is not a corpus: cannot read corpus.msgpack" in refused(model, tmp_path)
-    assert "give a folder that transformers has saved" in refused(tmp_path / "nothing", folder)
+    assert "give a folder in which transformers has saved" in refused(tmp_path / "nothing", folder)
     assert "more than the model (300)" in refused(model, _small(tmp_path / "other"))
     nowhere = HeldOutOptions(length=LENGTH, device="abacus")
     assert "cannot be put on the device 'abacus'" in refused(model, folder, nowhere)

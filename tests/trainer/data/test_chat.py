@@ -151,7 +151,7 @@ def test_a_message_of_others_may_say_that_it_is_not_learned() -> None:
         assert counted(*tokens_of([SYSTEM | flags, USER | flags, FOUR])) == b"4\0"
     for asked in ({"weight": 1}, {"masked": False}, {"train": True}):
         with pytest.raises(
-            ValueError, match=f"the field {next(iter(asked))} of message 1 of a chat asks to learn what the user"
+            ValueError, match=f"the field {next(iter(asked))} of message 1 of a chat asks to learn messages of the user"
         ):
             tokens_of([USER | asked, FOUR])
 
@@ -191,7 +191,7 @@ def test_excluding_messages_changes_nothing_but_what_counts(messages: list[dict[
     )
 
 
-SHAPES = "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and"
+SHAPES = "a list of 1 to 4096 messages in the field messages or conversations, or with prompt and"
 
 
 def said(**message: Any) -> dict[str, Any]:
@@ -206,13 +206,13 @@ def beside(**fields: Any) -> dict[str, Any]:
 
 REFUSED: list[tuple[Any, str]] = [
     # which messages count
-    (said(weight=0.5), "the field weight of message 2 of a chat is 0.5, and must be 0 or 1"),
-    (said(weight=2), "the field weight of message 2 of a chat is 2, and must be 0 or 1"),
-    (said(weight=-1), "is -1, and must be 0 or 1"), (said(weight="0"), "is '0', and must be 0 or 1"),
-    (said(weight=float("nan")), "is nan, and must be 0 or 1"),
+    (said(weight=0.5), "the field weight of message 2 of a chat is 0.5, but must be 0 or 1"),
+    (said(weight=2), "the field weight of message 2 of a chat is 2, but must be 0 or 1"),
+    (said(weight=-1), "is -1, but must be 0 or 1"), (said(weight="0"), "is '0', but must be 0 or 1"),
+    (said(weight=float("nan")), "is nan, but must be 0 or 1"),
     (said(train="false"), "the field train of message 2 of a chat is 'false'"),
     (said(mask="User"), "the field mask of message 2 of a chat is 'User'"),
-    (beside(weight=0.3), "the field weight of the record is 0.3, and must be 0 or 1"),
+    (beside(weight=0.3), "the field weight of the record is 0.3, but must be 0 or 1"),
     # fields that change what is learned
     (said(train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}]), "has the field train_detail"),
     (said(loss_scale=0.1), "weights of parts of a message"),
@@ -231,18 +231,18 @@ REFUSED: list[tuple[Any, str]] = [
     (beside(functions=[{}]), "the record has the field functions"), (beside(images=["a.png"]), "the field images"),
     (beside(chat_template="{{x}}"), "templates of records"), (beside(documents=["x"]), "documents beside the messages"),
     (beside(chat_template_kwargs={"enable_thinking": True}), "templates of records"),
-    (beside(labels=[1]), "tokens that others made"), (beside(rejected=[USER]), "preferences"),
+    (beside(labels=[1]), "texts that are already tokens"), (beside(rejected=[USER]), "preferences"),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "has the field chosen, and runs do not support preferences"),
     (beside(quality_filter=0), "the record has the unknown field 'quality_filter'"),
     # what is said twice
-    (said(value="5"), "says its role or its content in two fields"),
+    (said(value="5"), "gives its role or its content in two fields"),
     (beside(conversations=[USER, FOUR]), "the record has messages and conversations"),
     (beside(completion="4"), "the record has messages and completion"),
     (beside(system="Be brief.", messages=[SYSTEM, USER, FOUR]), "a field with the system prompt and a message"),
     # what is no chat
     ({}, SHAPES), ([], SHAPES), ({"messages": []}, SHAPES), ({"messages": "hello"}, SHAPES),
     ({"prompt": "a", "completion": None}, SHAPES), ({"messages": [USER]}, "no message of the assistant"),
-    ({"messages": ["hello"]}, "message 1 of a chat is no record with role and content"),
+    ({"messages": ["hello"]}, "message 1 of a chat is not a record with role and content"),
     (said(role="tool"), "the role of message 2 of a chat is 'tool'"), (said(role=["assistant"]), "the role of message 2"),
     # contents
     (said(content=None), "the content of message 2 of a chat is null"),
@@ -251,7 +251,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": "\udc00", "completion": "b"}, "the content of message 1 of a chat has half a character at place 1"),
     (said(content=[{"type": "text", "text": "4", "weight": 0}]), "has parts other than"),
     (said(content=[{"type": "thinking", "thinking": "x"}]), "has parts other than"), (said(content=[1]), "has parts other"),
-    (said(content={"text": "4"}), "the content of message 2 of a chat is no text"),
+    (said(content={"text": "4"}), "the content of message 2 of a chat is not a text"),
     ({"prompt": 3, "completion": "4"}, "the content of message 1"),
 ]  # fmt: skip
 
@@ -294,7 +294,7 @@ def test_a_content_with_an_end_of_turn_and_a_template_of_marks_that_are_missing_
     for template in ("chatml", "llama3"):
         with pytest.raises(ValueError, match="a byte-level model has no token"):
             TemplatedTokenizer(BYTES, template)
-    with pytest.raises(ValueError, match="a message of the user holds a token that ends a turn"):
+    with pytest.raises(ValueError, match="a message of the user contains a token that ends a turn"):
         tokens_of([{"role": "user", "content": "a\0assistant:\nb"}, FOUR])
 
 
@@ -305,5 +305,7 @@ def test_a_prompt_that_repeats_the_first_question_changes_nothing(prompt: object
 
 @pytest.mark.parametrize("prompt", ["Answer in numbers.", [{"role": "user", "content": "And 3 + 3?"}], 5])
 def test_a_prompt_that_would_be_lost_is_refused(prompt: object) -> None:
-    with pytest.raises(ValueError, match="and the prompt is not their first question; put it into the messages, or remove"):
+    with pytest.raises(
+        ValueError, match="but the prompt is not their first question; move the prompt into the messages, or remove"
+    ):
         messages_of({"prompt": prompt, "messages": [USER, FOUR]})

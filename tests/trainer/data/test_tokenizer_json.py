@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[Shape, str]] = {
         "add_prefix_space is true"),
     "another model": (changed(lambda shape: shape["model"].update(type="WordLevel")), "its model is 'WordLevel'"),
     "bytes switched off": (file(bpe(["<unk>", "</s>", *BYTES], [], byte_fallback=False), ("</s>",)), "byte_fallback is off"),
-    "two tokens of one number": (changed(lambda shape: shape["model"]["vocab"].update(a=3)), "two tokens of one number"),
+    "two tokens of one number": (changed(lambda shape: shape["model"]["vocab"].update(a=3)), "have the same number"),
     "a token without number": (changed(lambda shape: shape["model"]["vocab"].update(a=-1)), "the library cannot read it"),
     "a long token": (changed(lambda shape: shape["model"]["vocab"].update({"x" * 2000: 300})), "more than 256 bytes"),
     "a merge of three": (changed(lambda shape: shape["model"]["merges"].append("a b c")), "the library cannot read it"),
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Shape, str]] = {
     "an added token of one word": (
         changed(lambda shape: shape["added_tokens"].append(added(267, "<x>", special=False, single_word=True))),
         "has single_word"),
-    "an added token that is none": (changed(lambda shape: shape["added_tokens"].append({"id": 1})), "that is none"),
+    "an added token that is none": (changed(lambda shape: shape["added_tokens"].append({"id": 1})), "that is not a token"),
     "another part": (byte_level() | {"program": 1}, "a part 'program'"),
 }  # fmt: skip
 
@@ -207,7 +207,7 @@ def test_bytes_that_are_no_file_are_refused(data: bytes) -> None:
 def test_a_refusal_comes_from_the_process_that_reads_first(tmp_path: Path) -> None:
     path = write(tmp_path / "tokenizer.json", REFUSED["a growing normalizer"][0])
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json is no tokenizer\.json that a run can use: its normalizer Replace"
+        ValueError, match=r"tokenizer\.json is not a tokenizer\.json that a run can use: its normalizer Replace"
     ):
         TokenizerFile(path, [266])
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 11421896\n")
@@ -341,9 +341,9 @@ def test_a_mark_that_the_vocabulary_makes_is_refused(
     name: str, forgeable: dict[str, tuple[TemplatedTokenizer, frozenset[int]]]
 ) -> None:
     tokenizer, _ = forgeable[name]
-    with pytest.raises(ValueError, match=r"a message of the user holds the mark <\|im_start\|>"):
+    with pytest.raises(ValueError, match=r"a message of the user contains the mark <\|im_start\|>"):
         tokenizer.prompt(OPEN)
-    with pytest.raises(UnreadableText, match="holds a token that ends a turn"):
+    with pytest.raises(UnreadableText, match="contains a token that ends a turn"):
         tokenizer.encode(END)
 
 
@@ -358,5 +358,5 @@ def test_a_text_with_more_tokens_than_bytes_is_refused(tmp_path: Path) -> None:
     shape = file(bpe(["<unk>", "</s>", *BYTES], [], byte_fallback=True), ("</s>",), normalizer={"type": "NFKC"})
     tokenizer = TokenizerFile(write(tmp_path / "tokenizer.json", shape), [1])
     assert len(tokenizer.encode("\u00bd" * 3)) <= 6 + SPARE_TOKENS
-    with pytest.raises(UnreadableText, match="more than it has bytes"):
+    with pytest.raises(UnreadableText, match="has more tokens"):
         tokenizer.encode("\ufdfa" * 100)

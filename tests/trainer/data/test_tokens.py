@@ -35,7 +35,7 @@ def test_what_a_model_writes_and_its_tokenizer_has_not_is_no_text(token: int, fi
             tokenizer.decode([-1])
         with pytest.raises(UnreadableText, match="half of a surrogate pair"):
             tokenizer.encode("\ud800")
-    with pytest.raises(UnreadableText, match="holds a token that ends a turn"):
+    with pytest.raises(UnreadableText, match="contains a token that ends a turn"):
         ByteTokenizer().encode("a\0b")
 
 
@@ -59,7 +59,7 @@ def test_batch_refuses_text_that_a_vocabulary_turns_into_an_end_token(file: Path
     ordinary = TokenizerFile(file, ENDS).encode("ab")
     tokenizer = TokenizerFile(file, ordinary)
     first, second, third = tokenizer.encode_batch(["a", "abb", "b"])
-    assert isinstance(second, UnreadableText) and second.flaw == "holds a token that ends a turn"
+    assert isinstance(second, UnreadableText) and second.flaw == "contains a token that ends a turn"
     assert not isinstance(first, UnreadableText) and not isinstance(third, UnreadableText)
 
 
@@ -76,7 +76,7 @@ def test_file_that_is_none_is_refused_with_a_sentence(file: Path, tmp_path: Path
     broken.write_text("{}")
     with large.open("wb") as out:
         out.truncate(MAX_TOKENIZER_BYTES + 1)
-    with pytest.raises(ValueError, match="is no tokenizer.json"):
+    with pytest.raises(ValueError, match="is not a tokenizer.json"):
         TokenizerFile(broken, ENDS)
     with pytest.raises(ValueError, match="larger than"):
         TokenizerFile(large, ENDS)

@@ -149,5 +149,5 @@ def test_options_change_the_problems_and_are_checked() -> None:
     longest = max(len(open_environment("reverse", letters=20).problem(index).answer) for index in range(200))
     assert longest == 20
     for wrong in (1, 65, 6.0, "6", True):
-        with pytest.raises(ValueError, match="letters is a whole number from 2 to 64"):
+        with pytest.raises(ValueError, match="letters must be a whole number from 2 to 64"):
             open_environment("reverse", letters=wrong)

@@ -79,7 +79,7 @@ def test_solution_is_the_gold_standard_or_the_answer() -> None:
         (line(prompt="x" * 70_000), "prompt is longer than 65536 bytes"),
         (line(prompt="a\0b"), "prompt contains the character 0"),
         (line(prompt="\ud800"), "half a character"),
-        (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is none of exact_answer, numeric_answer"),
+        (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is not one of exact_answer, numeric_answer"),
         (line(verification_info=[]), "verification_info is not a JSON object"),
         (line(verification_info="{'ground_truth': 'python'}"), "it is not JSON"),
         (line(verification_info={"ground_truth": "x", "hint": "y"}), "unknown field 'hint'"),
@@ -91,7 +91,7 @@ def test_solution_is_the_gold_standard_or_the_answer() -> None:
         (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
         *((line(solve_rate=rate), "solve_rate is not a number from 0 to 1") for rate in (1.01, -0.1, True, "0.5", [0.5])),
         *((line(solve_rate=0.5, samples=many), "samples is not a whole number") for many in (0, 8.0, True, 10**30)),
-        (line(samples=8), "samples counts the answers behind solve_rate"),
+        (line(samples=8), "samples is given without solve_rate"),
         (line().replace(b'"problem_id"', b'"solve_rate": 1e400, "problem_id"'), "solve_rate is not a number"),
         (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' appears twice"),
         (b'{"prompt": NaN}', "NaN is not a number in JSON"),
@@ -261,7 +261,7 @@ def test_tasks_as_people_have_them_are_read(given: dict[str, Any], verification:
     [{}, {"text": "a"}, {"prompt": "a", "answer": True}, {"prompt": 3, "answer": 3}, {"question": "a", "answer": ["b"]}],
 )
 def test_an_unknown_form_is_told_with_the_task_types_and_an_example(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"exact_answer, numeric_answer, .*for example {") as caught:
+    with pytest.raises(ValueError, match=r"exact_answer, numeric_answer, .*for example, {") as caught:
         read_task(json.dumps(given).encode())
-    example = str(caught.value).partition("for example ")[2]
+    example = str(caught.value).partition("for example, ")[2]
     assert read_task(example.encode()).solution == "7"

@@ -42,7 +42,7 @@ def test_problems_of_sets_come_and_go_beside_the_environments_own(tmp_path: Path
     assert mine == own.problem(5) and extended.reply(mine, ["1"]) == own.reply(mine, ["1"])
     assert extended.size == own.size
     assert extended.use([], 100) == {}
-    with pytest.raises(ValueError, match="no set of tasks"):
+    with pytest.raises(ValueError, match="not in any set of tasks"):
         extended.problem(FIRST)
 
 
@@ -64,7 +64,7 @@ def test_a_set_that_cannot_be_used_is_named_and_the_others_are_used(tmp_path: Pa
     long = a_file(tmp_path, "long", FIRST + 30, prompt="x" * 101)
     unusable = ExtendedEnvironment(open_environment("add")).use([good, other, short, long], 100)
     assert {*unusable} == {FIRST + 10, FIRST + 20, FIRST + 30}
-    assert "other tasks" in unusable[FIRST + 10] and "said to have 4" in unusable[FIRST + 20]
+    assert "other tasks" in unusable[FIRST + 10] and "but 4 were announced" in unusable[FIRST + 20]
     assert "more than the 100" in unusable[FIRST + 30]
 
 
@@ -108,12 +108,12 @@ def test_a_set_has_as_many_tasks_as_are_left_of_it(tmp_path: Path) -> None:
     assert extended.use([TaskFile(first, 4, str(path), digest)], 100) == {}
     assert [extended.problem(first + at).prompt for at in range(4)] == LEFT
     unusable = extended.use([TaskFile(first, 7, str(path), digest)], 100)
-    assert "4 tasks with solve rates of this run, and was said to have 7" in unusable[first]
+    assert "4 tasks with solve rates of this run, but 7 were announced" in unusable[first]
 
 
 def test_a_file_of_which_nothing_is_left_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path, digest = written(tmp_path, {"a": 0, "b": 1})
-    with pytest.raises(ValueError, match="none of the 2 tasks has a solve_rate from 0.1 to 0.8; take easier or harder"):
+    with pytest.raises(ValueError, match="none of the 2 tasks has a solve_rate from 0.1 to 0.8; use easier or harder"):
         open_named(f'jsonl(path="tasks.jsonl", digest="{digest}")', {"tasks/tasks.jsonl": str(path)}, RATES)
 
 
@@ -138,7 +138,7 @@ def test_set_is_named_by_its_bytes_however_it_was_sent() -> None:
     ("data", "sentence"),
     [
         (b"", "the file has no task"),
-        (SET + b"\n{}", "line 11: no task: it has neither task_type"),
+        (SET + b"\n{}", "line 11: not a task: it has neither task_type"),
         (zstandard.compress(SET)[:-9], "damaged"),
         (zstandard.compress(SET)[:6], "damaged"),
         (zstandard.compress(bytes(MAX_SET_BYTES + 1)), "at most 16 MiB"),

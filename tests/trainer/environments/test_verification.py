@@ -252,7 +252,7 @@ def test_file_of_tasks_is_an_environment(tmp_path: Path) -> None:
     assert tasks.score(tasks.problem(1), ["3.5"]) == 1.0
     assert tasks.score(tasks.problem(2), [GOOD_SUM]) == 1.0
     assert tasks.score(tasks.problem(0), ["Paris", "Paris"]) == 0.0
-    with pytest.raises(ValueError, match="names no solution"):
+    with pytest.raises(ValueError, match="has no solution"):
         tasks.solution(tasks.problem(2))
     with pytest.raises(ValueError, match="there is no problem 3"):
         tasks.problem(3)
@@ -302,8 +302,8 @@ PARSE, SAME = "def parse(text, **more): return [text]\n", "def verify(a, b, **mo
         ("raise ImportError('Could not deserialize ATN with version 3.')", "ImportError: Could not deserialize ATN"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("def parse(text, **more): raise RuntimeError('the grammar is gone')", "cannot import name 'verify'"),
-        (PARSE + SAME + "True", "it does not tell a half from 0.6"),
-        (PARSE + SAME + "a == b", "it does not tell a half from 0.6"),
+        (PARSE + SAME + "True", "it does not distinguish 1/2 from 0.6"),
+        (PARSE + SAME + "a == b", "it does not distinguish 1/2 from 0.6"),
         ("import sys\nsys.exit(3)", "does not work"),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(
         open_file(str(path))
     with pytest.raises(PackageMissing):
         check_packages(f'jsonl(path="tasks.jsonl", digest="{digest_of(path.read_bytes())}")')
-    assert sentence in str(refused.value) and "math-verify 0.9.0 is installed and does not work; " in str(refused.value)
+    assert sentence in str(refused.value) and "math-verify 0.9.0 is installed but does not work; " in str(refused.value)
     assert install_command("rl", again=True) in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -341,7 +341,7 @@ def test_tasks_of_code_are_refused_where_programs_cannot_be_confined(
     path.write_bytes(line("verifiable_code"))
     bare = type(protections())(frozenset(), {})
     monkeypatch.setattr("trainer.environments.sandbox.protections", lambda: bare)
-    with pytest.raises(SandboxUnavailable, match="no program of a model is run on this computer"):
+    with pytest.raises(SandboxUnavailable, match="this computer does not run programs of a model"):
         open_file(str(path))
 
 

@@ -119,7 +119,7 @@ def test_the_generator_follows_from_the_setting_the_gpu_and_what_is_installed(
 def test_keys_and_values_of_the_weights_before_are_not_gone_on_with() -> None:
     generator = engine(1)
     generator._vllm.can_reset = False
-    with pytest.raises(RuntimeError, match="keys and values of the weights before"):
+    with pytest.raises(RuntimeError, match="keys and values of the previous weights"):
         generator.load(rounded())
 
 

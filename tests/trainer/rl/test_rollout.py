@@ -126,7 +126,7 @@ GOOD = {"problem": 0, "copy": 0, "prompt": (1,), "output": (2, 3), "made": (True
         ({"output": (0,) * (MAX_OUTPUT_TOKENS + 1)}, "output has 1 to"),
         ({"output": (2, -3)}, "tokens from 0 to"),
         ({"prompt": (MAX_TOKEN + 1,)}, "tokens from 0 to"),
-        ({"made": (True,)}, "who made 1 tokens, and its output has 2"),
+        ({"made": (True,)}, "marks for 1 tokens, but its output has 2"),
         ({"proofs": bytes(MAX_PROOF_BYTES + 1)}, "bytes of proofs"),
     ],
 )

@@ -109,8 +109,8 @@ NORM = "model.norm.weight"
     ("change", "part"),
     [
         ({NORM: None}, "has no tensor model.norm.weight"),
-        ({"lm_head.weight": None}, "no tensor lm_head.weight, which its config.json asks for, as tie_word"),
-        ({NORM: torch.ones(63)}, "has the shape [63], and config.json says [64]"),
+        ({"lm_head.weight": None}, "no tensor lm_head.weight, which its config.json requires, as tie_word"),
+        ({NORM: torch.ones(63)}, "has the shape [63], but config.json gives [64]"),
         ({NORM: torch.full((64,), float("nan"))}, "NaN or infinite values"),
         ({NORM: torch.ones(64, dtype=torch.float64)}, "format 'F64'"),
         ({"score.weight": torch.ones(2)}, "has a tensor score.weight"),
@@ -217,7 +217,7 @@ def test_an_output_layer_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -
     config = ModelConfig.from_mapping(QWEN2 | {"tied": True})
     for head in (torch.zeros(300, 64), torch.zeros(299, 64), torch.zeros(300, 64, dtype=torch.bfloat16)):
         change_tensors(write(tmp_path, config, random_parameters(config)), **{"lm_head.weight": head})
-        with pytest.raises(FolderError, match="lm_head.weight that is not the embedding, and the model is tied; set"):
+        with pytest.raises(FolderError, match="lm_head.weight that is not the embedding, although the model is tied; set"):
             back(tmp_path)
 
 
@@ -238,9 +238,9 @@ def test_a_pointer_of_git_lfs_is_named_wherever_it_stands(name: str, tmp_path: P
         ("model*", "", "save the model as safetensors"),
         ("model*", "pytorch_model.bin", "has its weights in pytorch_model.bin; save the model as safetensors"),
         ("model*", "consolidated.00.pth", "has its weights in consolidated.00.pth"),
-        ("model*", "model-q4.gguf", "before it was made GGUF"),
+        ("model*", "model-q4.gguf", "use the safetensors version of the model"),
         ("model*", "adapter_model.safetensors", "an adapter without its model; merge both first"),
-        ("model*", "weights.safetensors", "has weights.safetensors and no model.safetensors; name the file so"),
+        ("model*", "weights.safetensors", "has weights.safetensors and no model.safetensors; rename the file"),
     ],
 )
 def test_weights_that_are_not_there_are_told_from_what_is(absent: str, present: str, part: str, tmp_path: Path) -> None:
@@ -260,7 +260,9 @@ def test_a_file_with_more_than_the_index_says_is_refused(tmp_path: Path) -> None
     said = json.loads(index.read_text())
     del said["weight_map"][NORM]
     index.write_text(json.dumps(said))
-    with pytest.raises(FolderError, match="a tensor model.norm.weight, which the index does not say; copy the folder again"):
+    with pytest.raises(
+        FolderError, match="a tensor model.norm.weight, which the index does not list; copy the folder again"
+    ):
         back(tmp_path)
 
 

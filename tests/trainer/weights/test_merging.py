@@ -102,9 +102,9 @@ def test_folders_are_merged_tensor_by_tensor(rule: Rule, form: ExportFormat, tmp
 def test_models_of_different_shapes_are_refused(tmp_path: Path) -> None:
     other = ModelConfig.from_mapping(QWEN3 | {"tied": True})
     folders = [folder(tmp_path / "a", 0), folder(tmp_path / "b", 0, other)]
-    with pytest.raises(FolderError, match=r"b has kv_heads 4, and .*a has 2; merge models of one shape"):
+    with pytest.raises(FolderError, match=r"b has kv_heads 4, and .*a has 2; merge only models of the same shape"):
         next(merged(folders, Linear((1, 1))))
-    with pytest.raises(FolderError, match="takes 2 models, and 1 are given"):
+    with pytest.raises(FolderError, match="takes 2 models, but 1 are given"):
         next(merged(folders[:1], Slerp(0.5)))
 
 
@@ -113,10 +113,10 @@ def test_numbers_that_make_no_merge_are_refused() -> None:
         with pytest.raises(ValueError, match="the weights of a merge"):
             Linear(weights)
     for t in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="slerp goes from 0"):
+        with pytest.raises(ValueError, match="slerp takes a share from 0"):
             Slerp(t)
     for density in (0.0, 1.1, math.nan):
-        with pytest.raises(ValueError, match="a share of the differences"):
+        with pytest.raises(ValueError, match="the density of ties must be"):
             Ties((1.0,), density)
-    with pytest.raises(ValueError, match="finite multiple"):
+    with pytest.raises(ValueError, match="must be finite"):
         Ties((1.0,), 0.2, math.inf)

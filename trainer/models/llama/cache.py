@@ -19,7 +19,7 @@ from protocol.formats.model import ModelConfig
 def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form.
 
-    The first half of the sines is negative, as it is multiplied. Beyond its original context, Llama 3.1 divides low
+    The first half of the sines is negative, ready for the multiplication. Beyond its original context, Llama 3.1 divides low
     frequencies by a factor, keeps high ones, and interpolates between (transformers: `_compute_llama3_parameters`).
     """
     half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width

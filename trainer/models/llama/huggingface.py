@@ -20,7 +20,7 @@ Ends = Sequence[int] | int | None
 
 
 MOST_ENDS = 64
-"""End tokens that are read of a file; models have up to five."""
+"""Largest number of end tokens that are read from a file; models have up to five."""
 
 
 class UnknownModel(ValueError):
@@ -127,7 +127,7 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
         "torch_dtype": torch_dtype,
     }
     if family.qkv_bias and not config.head_dim:
-        del described["head_dim"]  # Qwen2's own files have none
+        del described["head_dim"]  # Qwen2's own files do not have the field
     if not family.qkv_bias:
         described["attention_bias"] = False
     if family.name == "llama":
@@ -138,13 +138,16 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
 
 
 def generation_json(eos: Ends, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the generation_config.json.  eos: end tokens of a text.  known: the other fields, from the model's own file."""
+    """Return the generation_config.json.
+
+    eos: end tokens of a text.  known: the other fields, taken from the model's own file.
+    """
     known = known or {"bos_token_id": None, "pad_token_id": None, "do_sample": True}
     return {**known, "eos_token_id": _as_said(eos)}
 
 
 def ends_in(described: Mapping[str, Any]) -> list[int]:
-    """Return the end tokens that a config.json or a generation_config.json names, at most `MOST_ENDS`."""
+    """Return the end tokens, at most `MOST_ENDS`, that a config.json or a generation_config.json names."""
     ends = described.get("eos_token_id")
     found = (end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end >= 0)
     return [*islice(found, MOST_ENDS)]
@@ -183,7 +186,7 @@ def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
             raise UnknownModel(f"{name} is {value!r:.40}, and a run's model has only {only!r}; use another model")
     own_code = described.get("auto_map")
     if isinstance(own_code, dict) and any(name in own_code for name in _OWN_CODE):
-        raise UnknownModel("auto_map names code of the model's own, which a run does not execute; use another model")
+        raise UnknownModel("auto_map names the model's own code, which a run does not execute; use another model")
     if family.name == "llama" and described.get("sliding_window") is not None:
         raise UnknownModel(
             f"sliding_window is {described['sliding_window']!r:.40}, and a run's Llama attends to all positions; "
@@ -192,7 +195,7 @@ def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
     layers = described.get("layer_types") or []
     if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
         raise UnknownModel(
-            "layer_types has layers without full attention, and a run's model has only full attention; use another model"
+            "layer_types has layers without full attention, but a run's model has only full attention; use another model"
         )
     dim, heads = _count(described, "hidden_size"), _count(described, "num_attention_heads")
     kv_heads = described.get("num_key_value_heads", family.kv_heads)
@@ -231,12 +234,12 @@ def _family_named(described: Mapping[str, Any]) -> _Family:
 def _rope_facts(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of rotary positions. 4.x writes rope_theta and rope_scaling; 5.x writes rope_parameters with both.
 
-    A file may give a number in several places. Readers differ in the place that they read, so all places must agree.
+    A file may give a number in several places. Programs read different places, so all places must agree.
     """
     places = _rope_places(described)
     kind = _said_once(places, "rope_type", "type") or "default"
     if _said_once(places, "partial_rotary_factor") not in (None, 1.0):
-        raise UnknownModel("partial_rotary_factor is not 1, and a run's model turns whole heads; use another model")
+        raise UnknownModel("partial_rotary_factor is not 1, but a run's model rotates whole heads; use another model")
     facts = {"rope_base": _number({"rope_theta": _said_once(places, "rope_theta", default=10_000.0)}, "rope_theta")}
     if kind == "default":
         return facts
@@ -264,13 +267,13 @@ def _rope_places(described: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
     for name in ("rope_scaling", "rope_parameters"):
         section = described.get(name) or {}
         if not isinstance(section, dict):
-            raise UnknownModel(f"{name} is {section!r:.40}, and must be a section or null; copy the file again")
+            raise UnknownModel(f"{name} is {section!r:.40}, but must be a section or null; copy the file again")
         places.append((name + ".", section))
     return places
 
 
 def _said_once(places: Sequence[tuple[str, Mapping[str, Any]]], *names: str, default: Any = None) -> Any:
-    """Return the value of a field that may be in several places, or `default`.
+    """Return the value of a field that several places may give, or `default`.
 
     Raises `UnknownModel` if two values differ.
     """
@@ -287,22 +290,22 @@ def _said_once(places: Sequence[tuple[str, Mapping[str, Any]]], *names: str, def
 def _count(described: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = described.get(name, default)
     if type(value) is not int or value < 0:
-        raise UnknownModel(f"{name} is {value!r:.40}, and must be a whole number; copy the file again")
+        raise UnknownModel(f"{name} is {value!r:.40}, but must be a whole number; copy the file again")
     return value
 
 
 def _number(described: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = described.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnknownModel(f"{name} is {value!r:.40}, and must be a number; copy the file again")
+        raise UnknownModel(f"{name} is {value!r:.40}, but must be a number; copy the file again")
     try:
         return float(value)
     except OverflowError as error:
-        raise UnknownModel(f"{name} is beyond all numbers that a model can have; copy the file again") from error
+        raise UnknownModel(f"{name} is too large a number for a model; copy the file again") from error
 
 
 def _switch(described: Mapping[str, Any], name: str) -> bool:
     value = described.get(name, False)
     if type(value) is not bool:
-        raise UnknownModel(f"{name} is {value!r:.40}, and must be true or false; copy the file again")
+        raise UnknownModel(f"{name} is {value!r:.40}, but must be true or false; copy the file again")
     return value

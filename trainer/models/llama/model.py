@@ -65,7 +65,8 @@ def causal_attention(query_bhtw: Tensor, key_bktw: Tensor, value_bktw: Tensor, d
     """Compute causal attention, (B, H, T, W), within documents, or, if None, within whole rows.
 
     A CPU computes each document alone, which is 2 to 8 times as fast as one call with a mask (documents of 64 to 256
-    tokens); a GPU computes all in one call, which takes their ends. Neither needs a mask with the square of a row's length.
+    tokens); a GPU computes all in one call, which takes their ends. Neither method needs a mask, whose size would be the
+    square of a row's length.
     """
     if documents is None:
         return _attend(query_bhtw, key_bktw, value_bktw)
@@ -103,7 +104,7 @@ def _attend(query_bhtw: Tensor, key_bktw: Tensor, value_bktw: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Context:
-    """Inputs of a layer's attention besides the hidden states: rotations, and the tokens' past or documents, if any.
+    """Inputs of a layer's attention other than the hidden states: rotations, and the tokens' past or documents, if any.
 
     cos, sin: as in `rotations`, fp32, (T, width of a head) or (B, 1, T, width of a head).
     """
@@ -149,7 +150,9 @@ class _RmsNorm(torch.autograd.Function):
         hidden, weight, inverse = ctx.saved_tensors
         (gradient,) = grads
         product = gradient * hidden
-        with torch.autocast(hidden.device.type, enabled=False):  # a compiled backward pass has that of the forward pass
+        with torch.autocast(
+            hidden.device.type, enabled=False
+        ):  # a compiled backward pass has the setting of the forward pass
             of_weight = inverse.reshape(-1) @ product.reshape(-1, len(weight))
             along = (product @ weight).unsqueeze(-1).mul_(inverse**3).div_(len(weight))
         of_hidden = (gradient * weight).mul_(inverse).addcmul_(hidden, along, value=-1)
@@ -157,7 +160,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions.  number: the layer's."""
+    """Grouped-query attention with rotary positions.  number: the layer's number."""
 
     def __init__(self, config: ModelConfig, number: int) -> None:
         super().__init__()
@@ -185,7 +188,9 @@ class Attention(nn.Module):
             mixed = attention(query, key, value, context.documents)
         else:
             key, value = context.past.extend(self._number, key, value)
-            grouped = query.reshape(len(query), key.shape[1], -1, self._width)  # those of a key head are adjacent: read once
+            grouped = query.reshape(
+                len(query), key.shape[1], -1, self._width
+            )  # the queries of a key head are adjacent, so keys and values are read once
             mixed = F.scaled_dot_product_attention(grouped, key, value, attn_mask=context.past.mask).reshape(query.shape)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
@@ -225,7 +230,7 @@ class Layer(nn.Module):
 
 
 class _Body(nn.Module):
-    """All but the output weights, under the name that they have in a checkpoint."""
+    """All modules but the output weights, under the name that they have in a checkpoint."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -236,7 +241,7 @@ class _Body(nn.Module):
 
 
 def _tried(values: Tensor) -> Tensor:
-    """Return some function of the values, to be compiled."""
+    """Return a simple function of the values, which tests the compiler."""
     return values.sin().square()
 
 
@@ -301,7 +306,7 @@ class Decoder(nn.Module):
             total.backward()  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - no compiler, no headers, no Triton: errors differ by device and version
             reason = str(error).partition("\n")[0]
-            raise OSError(f"torch needs a compiler for C++, such as g++, and Python's headers: {reason}") from error
+            raise OSError(f"torch needs a C++ compiler, such as g++, and Python's headers: {reason}") from error
         for layer in self.model.layers:
             assert isinstance(layer, Layer)
             # attention within documents stays uncompiled, because their lengths differ from step to step
@@ -394,5 +399,5 @@ def through_head(model: Decoder, tokens_bt: Tensor, documents: Documents | None,
 
 
 def hidden_states(model: Decoder, tokens_bt: Tensor, documents: Documents | None = None) -> Tensor:
-    """Return hidden states (B, T, dim) as they are for a head."""
+    """Return hidden states (B, T, dim) in the form that a head gets."""
     return through_head(model, tokens_bt, documents, lambda hidden_btd, _: hidden_btd)

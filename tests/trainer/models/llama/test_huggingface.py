@@ -85,7 +85,7 @@ def test_rotary_positions_are_read_in_the_old_form_and_in_the_new_one() -> None:
         (LLAMA_31, {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         (LLAMA_31, {"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
         (LLAMA_31, {"sliding_window": 4096}, "sliding_window is 4096"),
-        (LLAMA_31, {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "auto_map names code"),
+        (LLAMA_31, {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "auto_map names the model's own code"),
         (LLAMA_31, {"logit_scale": 0.25}, "logit_scale is 0.25"),
     ],
 )

@@ -104,4 +104,4 @@ worker.inner.step(worker.batch(range(2)), Place(0, 0.0)).read()
 """
     variables = environment(os.environ | {"CXX": str(compiler)}, tmp_path / "compiled")
     ran = subprocess.run([sys.executable, "-c", code], check=True, env=variables, capture_output=True, text=True)
-    assert "the layers are not compiled: torch needs a compiler for C++" in ran.stderr
+    assert "the layers are not compiled: torch needs a C++ compiler" in ran.stderr
