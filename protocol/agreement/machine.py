@@ -60,7 +60,7 @@ from protocol.agreement.voter import Voter, helpers, result_for_planner
 from protocol.allreduce.assignment import plan_hash
 from protocol.allreduce.lateness import Patience
 from protocol.chain.base import Base, RoundSettings
-from protocol.chain.records import verify_commit
+from protocol.chain.records import record_hash, verify_commit
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, rebuild
 from protocol.wire.hashes import Hash
@@ -378,12 +378,13 @@ class RoundMachine:
     def _on_commit(self, sender: PeerId, commit: Commit, view: View) -> list[RoundEffect]:
         """Accept a certified record from any peer.  A record of another round is ignored: its sender is behind, or ahead.
 
-        A provisional record counts here only if its absent electors are gone in our own view as well.  `protocol.chain`
-        decides whether to follow peers that went on without electors that we still hear.
+        A provisional record counts here only if its absent electors are gone in our own view as well, or were gone when we
+        voted for it: an elector that comes back between our vote and the certificate must not cost everybody the round.
+        `protocol.chain` decides whether to follow peers that went on without electors that we still hear.
         """
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
-        if not self._state.closing.may_be_absent(commit.certificate.absent, view):
+        if not self._voted_for(commit) and not self._state.closing.may_be_absent(commit.certificate.absent, view):
             return [Reject(sender, Commit.KIND, "it leaves out an elector that we do not consider gone")]
         try:
             verify_commit(self._state.settings, commit, self.base)
@@ -391,6 +392,13 @@ class RoundMachine:
             return [Reject(sender, Commit.KIND, str(error))]
         sources = dict.fromkeys([sender, *(PeerId(member.peer) for member in commit.record.members)])
         return self._decide(commit, tuple(peer for peer in sources if peer != self.me))
+
+    def _voted_for(self, commit: Commit) -> bool:
+        """Return True if we voted for this record without the electors that its certificate leaves out."""
+        kept, absent = self._state.kept, commit.certificate.absent
+        if kept.absent == absent and kept.first == record_hash(commit.record):
+            return True
+        return kept.reduced is not None and kept.reduced.record == commit.record and kept.reduced.proof.absent == absent
 
     def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[RoundEffect]:
         if commit.record.result_root in self._state.obtained:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from protocol.agreement.ballot import MAX_ATTEMPT, Ballot, held_mask
-from protocol.agreement.events import FinishCompute, Reject, Send, StateHashed
+from protocol.agreement.events import FinishCompute, Reject, Send, StateHashed, Tick
 from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, Proposal, RecordProposal, ViewChange, Vote
+from protocol.wire.messages import Finish, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
 from tests.protocol.agreement.parliament import (
     Parliament,
     leader_and_voter,
@@ -64,6 +64,29 @@ def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() 
     parliament.queue.clear()
     parliament.run(40)
     assert seat.committed is not None and not parliament.undecided()
+
+
+@pytest.mark.parametrize("votes", [1, 2])
+def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_certificate(votes: int) -> None:
+    """The only elector is gone when the members vote, and is heard again when their certificate arrives."""
+    parliament = Parliament(1, 3)
+    elector, *members = parliament.seats
+    parliament.crash(elector)
+    parliament.ready(*members)
+    parliament.now += round_settings().eviction_s
+    for peer in members:
+        parliament.tell(parliament.seats[peer], Tick())
+    for kind in (ViewChange, Proposal, RecordProposal, Vote):
+        parliament.pass_on(kind)
+    late = next(to for _, to, body in parliament.queue if isinstance(body, PrevoteCertificate) and to != elector)
+    if votes == 1:
+        parliament.queue = [each for each in parliament.queue if each[1] != late]
+    for kind in (PrevoteCertificate, Vote):
+        parliament.pass_on(kind)
+    assert parliament.commits() and parliament.seats[late].committed is None
+    parliament.restart(elector)
+    parliament.deliver()
+    assert parliament.seats[late].committed is not None
 
 
 # -- what is made anew ----------------------------------------------------------------------------------------------------
