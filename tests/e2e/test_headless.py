@@ -215,7 +215,7 @@ def test_under_nohup_a_terminal_that_hangs_up_is_nobodys_business(swarm: Swarm) 
         ControlClient(swarm.place("seed")).request("status")
         process.send_signal(signal.SIGTERM)
         code, lines, _ = said(process)
-    assert code == ExitCode.OK and sum("leaving; once more" in text for text in lines) == 1
+    assert code == ExitCode.OK and sum("leaving; a second request" in text for text in lines) == 1
 
 
 def test_a_leaver_and_those_who_stay_tell_the_same_story(swarm: Swarm) -> None:

@@ -65,7 +65,7 @@ def test_a_rollout_peer_sees_its_batches_their_verdicts_and_the_reasons(
     write(tmp_path, MADE)
     text = asked(tmp_path, capsys)
     assert "this peer made 4 batches: 1 accepted, 1 rejected, 0 got too old, 2 not judged yet" in text
-    assert "100 tokens of them were learned from" in text and "mean reward of the last round: 0.25" in text
+    assert "the run learned from 100 of their" in text and "mean reward of the last round: 0.25" in text
     rows = [row.split() for row in text.splitlines() if row.startswith("me ")]
     assert [word.split("(")[0] for word in rows[1]][:8] == ["me", "3", "1", "rejected", "bad", "sampling,", "by", "ann"]
     assert "learned from in round 3" in text and "set aside: rollouts of" in text and "wrong computation" in text

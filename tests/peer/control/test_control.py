@@ -179,7 +179,7 @@ def test_the_event_stream_begins_with_a_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lacking", [{}, {"status": None}, {"status": {"phase": "computing"}}, {"status": {"swarm": [1]}}])
 def test_a_snapshot_without_a_status_is_a_sentence(lacking: dict[str, Any]) -> None:
-    with socket.socket() as connection, pytest.raises(ControlError, match="another version"):
+    with socket.socket() as connection, pytest.raises(ControlError, match="restart the peer with this version"):
         EventStream(connection, bytearray(), lacking)
 
 

@@ -182,7 +182,7 @@ def test_nobody_there_is_said_in_a_sentence() -> None:
     ],
 )
 def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(ControlError, match="as `peer status` shows there"):
+    with pytest.raises(ControlError, match="give an address from its `peer status`"):
         parts_of(address)
 
 

@@ -52,7 +52,7 @@ def test_whoever_is_drawn_is_believed() -> None:
 
 def test_claims_of_others_and_of_other_rounds_are_refused() -> None:
     assert "another peer was drawn" in refusal(CLAIM, ORDER[1], STATE, ORDER, all_able)
-    assert "no member" in refusal(CLAIM, PEERS[5], STATE, ORDER, all_able)
+    assert "not a member" in refusal(CLAIM, PEERS[5], STATE, ORDER, all_able)
     assert "round 4" in refusal(Measurement(rounds=4, tip=TIP, loss=1.5), ORDER[0], STATE, ORDER, all_able)
 
 

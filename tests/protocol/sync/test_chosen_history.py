@@ -59,7 +59,7 @@ async def test_final_records_are_not_given_up_for_a_history_that_a_person_chose(
     await table.found()
     assert table.ours.history.final == 2 and table.following.move is None
     [notice] = [notice for notice in table.of(Notice) if notice.level == "warning"]
-    assert "2 rounds of ours are final" in notice.text
+    assert "2 rounds here are final" in notice.text
 
 
 @pytest.mark.slow
