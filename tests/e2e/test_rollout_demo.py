@@ -66,7 +66,7 @@ def test_a_validator_that_turns_verdicts_around_is_set_aside_and_the_honest_are_
 ) -> None:
     summary = demo(tmp_path, environment, "validator", 2)
     (ejected,) = summary["ejected"]
-    assert (ejected["name"], ejected["role"]) == ("validator-2", "validator") and "contrary" in ejected["reason"]
+    assert (ejected["name"], ejected["role"]) == ("validator-2", "validator") and "contradicts" in ejected["reason"]
     assert summary["rejected"] == 0
 
 

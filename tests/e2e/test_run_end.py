@@ -94,7 +94,7 @@ def test_an_ended_run_serves_newcomers_survives_a_kill_and_is_extended(tmp_path:
         assert "only the run's organiser" in swarm.command(
             late.folder, "run", "extend", "--rounds", "5", code=ExitCode.INPUT
         )
-        assert "give --rounds" in swarm.command(organiser.folder, "run", "extend", "--tokens", "9", code=ExitCode.INPUT)
+        assert "use --rounds" in swarm.command(organiser.folder, "run", "extend", "--tokens", "9", code=ExitCode.INPUT)
         assert "5 rounds" in swarm.command(organiser.folder, "run", "extend", "--rounds", "5")
         swarm.until(
             "the new end at every peer", lambda: all(len(each.notices(ev.NoticeCode.RUN_ENDED)) == 2 for each in swarm.up())
