@@ -159,7 +159,7 @@ NO_PREFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "one answer": ({"prompt": "q", "chosen": "a"}, "a preference is a record with prompt, chosen and rejected"),
     "no common prompt": ({"chosen": [GOOD], "rejected": [BAD]}, "do not begin with the same prompt; add the field prompt"),
     "equal answers": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
-    "a number": ({"prompt": 5, "chosen": "a", "rejected": "b"}, "the content of message 1 of a chat is no text"),
+    "a number": ({"prompt": 5, "chosen": "a", "rejected": "b"}, "the content of message 1 of a chat is not a text"),
     "turns that begin with other questions": (
         {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"},
         "do not begin with the same prompt",
