@@ -87,7 +87,8 @@ def aggregate(rule: Rule, codec: Codec, contributions: Sequence[Any], tokens: Se
     factors = [1.0] * len(weights) if rule == "mean" else clip_factors(squares)
     if rule == "clip":
         limits = parts.value_limits(factors)
-        if min(factors) < 1 or any(limit is not None for limit in limits):  # rare, and cheaper than squaring all beforehand
+        # Contributions seldom exceed the limits, so a second mean costs less than a pass for all norms before the first.
+        if min(factors) < 1 or any(limit is not None for limit in limits):
             result = _encode(clipped_mean(parts, weights, factors, limits), codec.result, out, count)
     clipped = (weight * square * factor * factor for weight, square, factor in zip(weights, squares, factors, strict=True))
     write_squares(out, Squares(result, math.fsum(clipped) / sum(weights)))

@@ -292,7 +292,7 @@ def epochs_read(facts: RunDefinition, *, per_member: bool, most_members: int | N
 
 
 def goal_done(status: PeerStatus) -> tuple[int, int]:
-    """Return the done amount and the whole amount of a run, measured by what ends it: its total, or the end of its data."""
+    """Return the finished part and the total of a run: in tokens if the end of its data ends it, else in its goal's unit."""
     return (status.run_tokens, status.data_total) if status.data_total else (status.goal_done, status.goal_total)
 
 

@@ -186,7 +186,7 @@ def _started(shared_fds: Sequence[int]) -> tuple[Connection, subprocess.Popen[by
         fds = (theirs.fileno(), *shared_fds)
         options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
         command = [sys.executable, "-m", "trainer", "--rank", *options]
-        variables = dict(os.environ)  # the same program: its environment was chosen when the peer started rank 0
+        variables = dict(os.environ)  # ranks share rank 0's environment, which the peer chose
         process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, env=variables)
     return Connection(ours.detach()), process
 

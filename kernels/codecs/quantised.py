@@ -142,7 +142,7 @@ class Int4(WholeNumbers):
     _LEAST: Final = _least_half(float(TINY) / 7)
     _LARGEST: Final = _least_half(2.0**124)
     _DECODED: Final = np.array([[(n ^ 8) - 8 for n in (byte & 15, byte >> 4)] for byte in range(256)], np.float32)
-    """Both codes of each byte."""
+    """Codes of each byte, (256, 2): first the code in the low four bits, then the code in the high four bits."""
 
     def widths(self, values: int) -> tuple[int, ...]:
         """Return the widths of scales and codes."""

@@ -196,8 +196,9 @@ def _whole(prompt: list[Any], answer: Any) -> list[Any]:
         return [*(prompt[:ours] or answer[:theirs]), *prompt[ours:], *answer[theirs + len(asked) - ours :]]
     if asked and said and not _follows(asked, said):
         raise ValueError(
-            "an answer asks what the prompt asked, or something else in its place, so that a question could appear twice; "
-            "leave the prompt out of the answers, or remove the field prompt if both answers are whole conversations"
+            "an answer repeats a question of its prompt, or does not begin with a reply to it, so a question could "
+            "appear twice; if the answers are whole conversations, remove the field prompt; otherwise, begin each "
+            "answer with the reply"
         )
     return [*prompt, *answer]
 

@@ -256,7 +256,10 @@ class BuildTally:
             raise PeerError(f"{named} {first}{remedy}", ExitCode.INPUT)
 
     def first(self, is_bad: bool) -> NamedRow | None:
-        """Return the first row of those left out."""
+        """Return the first left-out row; None if no row was left out.
+
+        is_bad: True for bad rows, False for rows that were left out for other reasons.
+        """
         return min(self.named[is_bad], default=None)
 
     def to_json(self) -> dict[str, Any]:

@@ -91,8 +91,8 @@ def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | No
     """
     if run_file is None and versions is not None and versions < LEAST_VERSIONS:
         raise PeerError(
-            f"in {versions} rounds the reward may not rise; give --rounds {LEAST_VERSIONS} or more, which takes about "
-            f"{LEAST_MINUTES} minutes on two idle cores, or leave --rounds out",
+            f"--rounds {versions} may be too few for the reward to rise; give --rounds {LEAST_VERSIONS} or more, which "
+            f"takes about {LEAST_MINUTES} minutes on two idle cores, or leave --rounds out",
             ExitCode.USAGE,
         )
     versions = versions or LEAST_VERSIONS

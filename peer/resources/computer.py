@@ -143,11 +143,11 @@ def memory_need(
     setup: TrainerSetup | None = None,
     place: StatePlace = StatePlace.RAM,
 ) -> Need:
-    """Return the memory that a peer of this role needs; of several GPUs, each needs the returned GPU memory.
+    """Return the memory that a peer of this role needs; the GPU memory is per GPU.
 
     setup: the trainer's processes; None for one process on this CPU.
 
-    Results are always files, and pass through memory chunk by chunk, so they do not count.
+    The results of rounds are not included, because a result is always a file and passes through memory chunk by chunk.
     """
     chunk = max(layout[0].size for layout in (manifest.layouts.contribution, manifest.layouts.result))
     peer = PROCESS_BYTES + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk

@@ -31,7 +31,7 @@ class RlConfig(Section):
     # The reference run trained on sequences of this length.
     max_tokens: Tokens = 32_768
     """Most tokens of an output."""
-    # Ours: PRIME-RL's default is 0.6.
+    # Our choice; PRIME-RL's default is 0.6.
     temperature: Above = 1.0
     """Divisor of the logits, in sampling and in the loss."""
     max_async: Annotated[int, Field(ge=0, le=16)] = 2
@@ -40,7 +40,7 @@ class RlConfig(Section):
     # -- rewards and filters --
     length_weight: Weight = 0.0003
     """Reward taken away for each token between an output's length and the length that its prompt names."""
-    # Ours: the reference run had 2000, 4000, 6000, 8000 and 10000.
+    # Our choice; the reference run had 2000, 4000, 6000, 8000 and 10000.
     length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
     """Lengths in tokens, of which each prompt names one; without any, there is no length reward."""
     min_solve_rate: Share = 0.1
@@ -57,10 +57,10 @@ class RlConfig(Section):
     """Ratios of new to old probability count between 1 - eps and 1 + eps."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
     """Limit on the ratios of tokens with a negative advantage."""
-    # Ours: PRIME-RL's default, which the reference run's file does not change, is 0.001.
+    # Our choice; PRIME-RL's default, which the reference run's file does not change, is 0.001.
     entropy_weight: Weight = 1e-4
     """Weight of the entropy bonus, as loss per nat."""
-    # Ours: the report says 0.001, but the reference run's file does not set the weight, which means 0.
+    # Our choice; the report says 0.001, but the reference run's file does not set the weight, which means 0.
     kl_weight: Weight = 0.0
     """Weight of the divergence from the weights with which rollouts began, as loss per nat."""
 
@@ -75,16 +75,16 @@ class RlConfig(Section):
     """Largest global norm of the gradients; larger gradients are scaled down to it."""
     beta1: Decay = 0.9
     """AdamW's decay of the mean of gradients."""
-    # Ours: PRIME-RL's default is 0.99.
+    # Our choice; PRIME-RL's default is 0.99.
     beta2: Decay = 0.95
     """AdamW's decay of the mean of the gradients' squares."""
-    # Ours.
+    # Our choice.
     adam_eps: Above = 1e-8
     """Number that AdamW adds to the root of the mean square."""
-    # Ours: PRIME-RL's default is 0.01.
+    # Our choice; PRIME-RL's default is 0.01.
     weight_decay: Weight = 0.0
     """AdamW's weight decay of matrices: this factor times the rate in each step."""
-    # Ours, as micro_batch_tokens.
+    # Our choice, as micro_batch_tokens.
     row_tokens: Tokens = 40_960
     """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one."""
     micro_batch_tokens: Tokens = 40_960
@@ -103,7 +103,7 @@ class RlConfig(Section):
     """Largest mean difference of the 7-bit mantissas of the other values."""
     max_mantissa_median: Mantissa = 8.0
     """Largest median difference of these mantissas."""
-    # Ours, as shortfall_ceiling and shortfall_rate.
+    # Our choice, as shortfall_ceiling and shortfall_rate.
     max_shortfall: Above = 0.5
     """Units of logits over temperature by which all but two tokens of a rollout may fall short of the sampling's choice."""
     shortfall_ceiling: Above = 1.0

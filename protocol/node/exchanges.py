@@ -174,7 +174,11 @@ MAX_OTHERS = 16
 
 
 class ResultSources:
-    """Sources of results.  activity: shows the reason for a wait."""
+    """Fetcher of missing chunks of results.
+
+    It asks a record's members and the peers that showed the record, and after `FAILURES` failures also other live peers.
+    activity: shows the reason for a wait.
+    """
 
     def __init__(self, supplies: StateFetcher, membership: Membership, activity: Activity) -> None:
         self._supplies, self._membership, self._activity = supplies, membership, activity

@@ -79,7 +79,7 @@ def start_of(trainer: TrainerLink) -> tuple[WhyIdle, str] | None:
 
 
 async def show_start(trainer: TrainerLink, activity: Activity, phase: Phase, then: tuple[WhyIdle, str]) -> None:
-    """Show the reason why the trainer has not started, and `then` once it has started."""
+    """Wait until the trainer has started, and show the reason meanwhile; then show `then`."""
     while (why := start_of(trainer)) is not None:
         activity.show(phase, *why)
         await trio.sleep(SHOW_START_S)

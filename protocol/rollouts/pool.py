@@ -188,7 +188,7 @@ class Pool:
         """Batches named by our entries in the last records.  We may have learned from them before a restart, and their
         makers state them again while they are young enough."""
         self._past = BoundedDict[tuple[Slot, Hash], Decision](MOST_BATCHES)
-        """Decisions on batches that are forgotten now: if the chain goes back, the batches are stated again."""
+        """Decisions on forgotten batches; they still hold if the chain goes back and makers state the batches again."""
         self._stuck = False
         """True if no batch could be fetched.  Statements of strangers then start no new search before the next tick, because
         a search takes time."""

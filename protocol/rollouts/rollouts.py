@@ -413,7 +413,7 @@ class Rollouts:
                 self._show_work()
                 result = await self._checking.check(link, batch, self._trainer.ready_tips)
                 self._handle(result)
-                if result.codes is None:  # the chain went back, perhaps: the pool hears of it at the next look
+                if result.codes is None:  # perhaps the chain went back; the pool learns that soon
                     await trio.sleep(LOOK_S)
             if not checks:
                 self._show_idle(WhyIdle.NOTHING_TO_CHECK, "there is no batch here for this peer to check")

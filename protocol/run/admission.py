@@ -74,7 +74,10 @@ class Token(Body):
 
     @property
     def name(self) -> Hash:
-        """Name of the token in counts of its uses; independent of its signature, of which there could be several."""
+        """Hash by which peers count the token's uses.
+
+        It excludes the signature, because a token could have several valid signatures.
+        """
         return hash_bytes("token", self.encode())
 
 

@@ -75,7 +75,8 @@ TUNING_ROUNDS = 100
 EPOCHS = 3
 """Times that a run on chats or preferences, or a run that begins with weights and has a short text, reads its data."""
 FEWEST_TUNING_ROUNDS = 10
-"""Rounds of one member that such a run has at least, if it has the steps: each round of several members reads more."""
+"""Fewest rounds for one member in a run that reads its data `EPOCHS` times, if the data have as many steps.  With several
+members, each round reads more data, so the run has fewer rounds."""
 WARM_UP = 20
 """Ratio of a member's steps in a run to its warm-up steps, if the warm-up follows from the run's length."""
 ROLLOUT_ROUNDS = 200
@@ -252,7 +253,7 @@ BROUGHT = {
 PEERS = ("allowlist", "founders", "organiser")
 """Fields that hold peer IDs."""
 OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
-"""Endings of the rules of fields that are a word or something else."""
+"""Second forms of fields that are usually a word, as endings of the error messages about them."""
 
 
 class RunFileError(Exception):

@@ -98,7 +98,9 @@ class TaskSetCommands:
                 raw = self._session.seal(body).raw
                 await sets.keep_offer(root, raw)
         except (StoreFailed, OSError) as error:
-            raise CannotAmend(f"the tasks cannot be kept: {error}") from error
+            raise CannotAmend(
+                f"the tasks cannot be stored, so they are not offered: {error}; then publish them again"
+            ) from error
         except ValueError as error:
             raise CannotAmend(f"the tasks cannot be offered: {error}") from error
         sets.hear_offer(self._session.me, body, raw)

@@ -218,7 +218,7 @@ class OutcomeCounts:
         """Decode counts.  Raises ValueError for bytes that `encode` cannot have produced."""
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):
-            raise ValueError("no counts")
+            raise ValueError("the counts are not a map")
         for place, of_set in fields.items():
             slot, _, root = place.partition(" ")
             if not root:

@@ -229,7 +229,7 @@ def _utf8(text: str) -> bytes:
 def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callable[[list[int]], str]) -> str:
     """Decode each sequence of known tokens separately, with U+FFFD in place of each unknown token."""
     if any(token < 0 for token in tokens):
-        raise ValueError("a token is a number from 0")
+        raise ValueError(f"{min(tokens)} is not a token ID; token IDs start at 0")
     parts: list[str] = []
     for is_known, group in groupby(tokens, known):
         some = list(group)

@@ -33,7 +33,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Mechanism(StrEnum):
-    """Mechanism that gives protections."""
+    """Mechanism of the operating system that confines a program."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"

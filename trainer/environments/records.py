@@ -328,9 +328,9 @@ def _text(record: Mapping[str, Any], name: str, most_bytes: int, may_be_empty: b
 
 
 def _check_text(name: str, value: str) -> int:
-    """Return the size of a text in bytes. Raises ValueError for a lone surrogate, and for character 0, which ends a turn."""
+    """Return the size of a text in bytes. Raises ValueError for a lone surrogate and for NUL, which ends a turn."""
     if "\0" in value:
-        raise ValueError(f"{name} contains the character 0")
+        raise ValueError(f"{name} contains the NUL character (U+0000), which ends a turn; remove it")
     try:
         return len(value.encode())
     except UnicodeEncodeError as error:

@@ -76,8 +76,8 @@ KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}
 0."""
 ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
 STATED = re.compile(r"(?aim)^[\s>#*_`]*(?:(?:so|the|my|final|correct)\s+)*answer[*_`]*\s*:")
-"""Pattern of "answer:" at the beginning of a line or right after a box. There it is not part of a sentence, and overrides
-the box before it."""
+"""Pattern of "answer:" at the beginning of a line or right after a box.  In these places it is not part of a sentence,
+so the text after it overrides the box before it."""
 WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|emph|mathrm|mathbf|boldsymbol)\{([^{}]*)\}|\$\$?([^$]*)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]",
     re.DOTALL,

@@ -104,9 +104,9 @@ class Improving:
 
 
 async def begin_connection(swarm: HostConnections, sock: trio.socket.SocketType, way: Way, peer: PeerId) -> None:
-    """Begin a connection of the library over a socket to this peer; close the socket if the handshake fails.
+    """Begin a libp2p connection to this peer over a socket; close the socket if the handshake fails.
 
-    The library would leave the socket open if the handshake were cancelled.
+    libp2p itself would leave the socket open if the handshake were cancelled.
     """
     try:
         await swarm.upgrade_outbound_raw_conn(raw_connection(trio.SocketStream(sock), way, dialled=True), library_id(peer))

@@ -31,7 +31,7 @@ def test_what_a_model_writes_and_its_tokenizer_has_not_is_no_text(token: int, fi
     for tokenizer in (ByteTokenizer(), TokenizerFile(file, ENDS)):
         a, b = tokenizer.encode("a") + tokenizer.encode("b")
         assert tokenizer.decode([a, token, token, b]) == "a\ufffd\ufffdb"
-        with pytest.raises(ValueError, match="a number from 0"):
+        with pytest.raises(ValueError, match="token IDs start at 0"):
             tokenizer.decode([-1])
         with pytest.raises(UnreadableText, match="half of a surrogate pair"):
             tokenizer.encode("\ud800")

@@ -77,7 +77,7 @@ def test_solution_is_the_gold_standard_or_the_answer() -> None:
         (line(prompt=""), "prompt is empty"),
         (line(prompt=3), "prompt is not text"),
         (line(prompt="x" * 70_000), "prompt is longer than 65536 bytes"),
-        (line(prompt="a\0b"), "prompt contains the character 0"),
+        (line(prompt="a\0b"), "prompt contains the NUL character"),
         (line(prompt="\ud800"), "half a character"),
         (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is not one of exact_answer, numeric_answer"),
         (line(verification_info=[]), "verification_info is not a JSON object"),
