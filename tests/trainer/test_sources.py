@@ -160,7 +160,7 @@ def test_a_missing_block_is_an_error_where_nobody_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"format": "chat"}, 'the corpus corpus.msgpack has rows of the kind "text", and data.format is "chat"'),
+        ({"format": "chat"}, 'the corpus corpus.msgpack has rows of the kind "text", but data.format is "chat"'),
         ({"documents": "torn"}, "documents is 'torn'; it must be"),
     ],
 )

@@ -225,7 +225,7 @@ def test_sources_that_cannot_be_read_are_refused_with_a_sentence(
 def test_chats_of_another_length_than_the_runs_are_refused(tmp_path: Path) -> None:
     shape = Shape(CorpusKind.CHAT, row_tokens=8, block_tokens=16)
     folder = write_corpus(tmp_path, shape, {"web": (rows_of(1, 9, 8), rows_of(2, 3, 8))})
-    with pytest.raises(ValueError, match="rows of 7 predicted tokens, and data.sequence_length is 8"):
+    with pytest.raises(ValueError, match="rows of 7 predicted tokens, but data.sequence_length is 8"):
         reading(opened(folder), sources=["web"], weights=(1,), length=8)
 
 

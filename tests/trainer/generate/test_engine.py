@@ -323,7 +323,7 @@ def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(fami
         (Request(4, (1,) * 41, 0, 101, ()), r"142 tokens, but a sequence has at most 141"),
         (Request(4, (1, CONFIG.vocab), 0, 5, ()), "tokens outside the vocabulary"),
         (Request(4, (1, -1), 0, 5, ()), "tokens outside the vocabulary"),
-        (Request(4, (1,), 0, 5, tuple(range(9))), "9 end tokens, and 8 are allowed"),
+        (Request(4, (1,), 0, 5, tuple(range(9))), "9 end tokens, but at most 8 are allowed"),
     ],
 )
 def test_requests_that_can_never_be_completed_are_refused_in_a_sentence(request_: Request, says: str) -> None:

@@ -216,7 +216,7 @@ def test_moments_stay_from_version_to_version() -> None:
 
 def test_what_the_model_cannot_read_is_refused_before_anything_else() -> None:
     long, strange = Rollout(0, 0, (1,) * 22, (2,) * 20, (True,) * 20, b""), Rollout(0, 0, (1,), (256,), (True,), b"")
-    for rollout, part in ((long, "a row takes 41"), (strange, "the token 256, and the model has 256")):
+    for rollout, part in ((long, "a row takes 41"), (strange, "the token 256, but the model has only 256")):
         made = learner()
         made.model.flat.zero_()
         with pytest.raises(ValueError, match=part):
