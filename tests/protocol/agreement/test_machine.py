@@ -81,8 +81,8 @@ def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_
     late = next(to for _, to, body in parliament.queue if isinstance(body, PrevoteCertificate) and to != elector)
     if votes == 1:
         parliament.queue = [each for each in parliament.queue if each[1] != late]
-    for kind in (PrevoteCertificate, Vote):
-        parliament.pass_on(kind)
+    parliament.pass_on(PrevoteCertificate)
+    parliament.pass_on(Vote)
     assert parliament.commits() and parliament.seats[late].committed is None
     parliament.restart(elector)
     parliament.deliver()
