@@ -31,7 +31,7 @@ def test_lines_are_measured_one_at_a_time_and_not_before_there_is_something_to_f
         await world.until("it runs", lambda: world.seats[0].node is not None, within_s=5)
         node = world.seats[0].node
         assert node is not None
-        with pytest.raises(NotNow, match=f"after {ROUNDS_AGO} of them"):
+        with pytest.raises(NotNow, match=f"wait until it has {ROUNDS_AGO}"):
             await node.line_probe.measure()
         await world.until_round(3, within_s=60)
         found: list[ProbedLines | NotNow] = []
