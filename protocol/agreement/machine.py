@@ -8,10 +8,11 @@ no clock and holds no key.
     roll      an elector that wants the round closed sends its view change: it joins an attempt, and names its locks
     proposal  the attempt's proposer, with the view changes of a quorum, proposes the plan: members, and owners of chunks
     (exchange: all members of the plan average; it begins with the proposal and survives a change of proposer)
-    record    the proposer sends its record proposal: the locked record that it must carry on, otherwise the exchange's
-    record first     an elector that has the record's result on disk casts a first vote, if its earlier statements permit it
-    proof     the proposer sends the prevote certificate, a quorum of first votes second    an elector that has seen the
-    certificate locks itself on the record and casts a second vote commit    a quorum of second votes is the certificate
+    record    the proposer sends its record proposal: the locked record that it must carry on, or the exchange's record
+    first     an elector that has the record's result on disk casts a first vote, if its earlier statements permit it
+    proof     the proposer sends the prevote certificate, a quorum of first votes
+    second    an elector that has seen the certificate locks itself on the record and casts a second vote
+    commit    a quorum of second votes is the certificate
 
 * Each attempt has one proposer, drawn from the electors by the tip and the number of the attempt.  A proposal needs the
   signed view changes of a quorum, so no peer can begin an attempt alone, or hide a lock.
