@@ -103,16 +103,6 @@ class Links:
         run("ip", "-n", name, "addr", "add", f"{near}.3/24", "dev", "net0")
         run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
 
-    def cut(self, peer: int) -> None:
-        """Drop every packet between a peer and the others, until `mend`."""
-        for way in self._ways(peer):
-            run("ip", "-n", self._router, "rule", "add", "pref", CUT, *way, "blackhole")
-
-    def mend(self, peer: int) -> None:
-        """Undo `cut`."""
-        for way in self._ways(peer):
-            run("ip", "-n", self._router, "rule", "del", "pref", CUT, *way)
-
     def split(self, *sides: Sequence[int]) -> None:
         """Drop every packet between peers of different sides, until `rejoin`."""
         self._change_rules("add", sides)
