@@ -66,9 +66,15 @@ def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() 
     assert seat.committed is not None and not parliament.undecided()
 
 
+@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("votes", [1, 2])
-def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_certificate(votes: int) -> None:
-    """The only elector is gone when the members vote, and is heard again when their certificate arrives."""
+def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_certificate(
+    votes: int, killed: bool
+) -> None:
+    """The only elector is gone when the members vote, and is heard again when their certificate arrives.
+
+    killed: the voter is killed after its vote, and restarts with its votes on disk.
+    """
     parliament = Parliament(1, 3)
     elector, *members = parliament.seats
     parliament.crash(elector)
@@ -85,6 +91,9 @@ def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_
     parliament.pass_on(Vote)
     assert parliament.commits() and parliament.seats[late].committed is None
     parliament.restart(elector)
+    if killed:
+        parliament.crash(late)
+        parliament.restart(late)
     parliament.deliver()
     assert parliament.seats[late].committed is not None
 
