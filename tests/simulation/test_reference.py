@@ -165,7 +165,7 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
             return status is not None and status.why_idle == WhyIdle.FETCHING_REFERENCE.value and word in status.why_detail
 
         await world.until("they wait", lambda: all(tells(seat, "fetched") for seat in losers), within_s=120)
-        await world.until("they say why", lambda: all(tells(seat, "start again") for seat in losers), within_s=2 * LONG_S)
+        await world.until("they say why", lambda: all(tells(seat, "restart") for seat in losers), within_s=2 * LONG_S)
         world.start(owner)
         for seat in losers:
             await until_learning(world, seat)
