@@ -20,7 +20,7 @@ from math import inf
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.bulk_flows import MAX_FLOWS, WINDOW_S, Gauge
+from protocol.transport.bulk_flows import FAR_SOCKETS, WINDOW_S, Gauge
 from protocol.transport.bulk_link import (
     FRAME_OVERHEAD_BYTES,
     MAC_BYTES,
@@ -218,9 +218,9 @@ GRANT_S = 20.0
 """Seconds for which a grant is valid: if there is a router in between, the dialler must first find a path."""
 MAX_LINKS = 256
 """Most links accepted from all peers; members displace strangers."""
-MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
-"""Most links accepted from one peer: `MAX_FLOWS` for normal pushes, as many for spare ones, and twice that number for links
-that broke without our notice."""
+MAX_LINKS_PER_PEER = 4 * FAR_SOCKETS
+"""Most links accepted from one peer: `FAR_SOCKETS` for normal pushes, as many for spare ones, and twice that number for
+links that broke without our notice."""
 Reach = Callable[[PeerId, MuxedConnection, int], Awaitable[trio.socket.SocketType]]
 """Function that opens a socket to a port of a connected peer.  It raises `LinkBroken` or OSError on failure."""
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")

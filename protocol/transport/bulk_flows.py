@@ -1,13 +1,8 @@
-"""The number of bulk sockets to each peer, and each peer's share of our line, from measured rates.  No input or output.
+"""The sockets to each peer, and each peer's share of our line, from measured rates.  No input or output.
 
 Policy
 * On a short path, one socket fills the line.  On a long path, a socket that lost a packet needs many round trips to regain
-  its speed, so several sockets share the loss.  The first number follows from the round-trip time; then more are tried.
-* We try twice as many sockets after a second in which all sockets always had data to send, carried less than `USED` of the
-  peer's share of our line, and met no queue.  On a full line, packets wait in a queue, so round trips take longer than the
-  shortest one; more sockets would only crowd out other traffic.
-* We close the new sockets again unless old and new ones together carry `GAIN` times as much within `TRIAL_S` after all were
-  open.  After a failed trial, and after a socket that could not be opened, we try no more sockets for `REST_S`.
+  its speed, so `FAR_SOCKETS` sockets share the loss.
 * If a peer takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row, its share becomes `MARGIN` times the most
   that it took, and the other peers share the rest, until the peer takes its whole share again.  Its sockets may still send
   `LEAST_BYTES_PER_S`.
@@ -16,8 +11,8 @@ Policy
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from protocol.transport.bulk_link import LONG_WAY_S, SocketState
@@ -158,21 +153,11 @@ def _better(best: float, rate: float, seconds: float) -> float:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-MAX_FLOWS = 8
-"""Most sockets to one peer: the number of pushes to one peer that an exchange runs at once."""
-FLOW_PER_RTT_S = 0.040
-MOST_GUESSED = 4
-OPENING_S, TRIAL_S = 10.0, 3.0
-REST_S = 60.0
-GAIN = 1.15
+FAR_SOCKETS = 4
+"""Sockets to a peer whose round trip is long."""
 SLOW, SLOW_TIMES, MARGIN = 0.4, 5, 1.25
 LEAST_BYTES_PER_S = float(256 << 10)
 """Lowest pace of a peer's sockets.  Linux paces whole bursts; at a much lower pace a socket may stall for minutes."""
-
-
-def first_guess(rtt_s: float) -> int:
-    """Return the first number of sockets: 1 below 10 ms of round-trip time, else 2 plus one for each 40 ms, 4 at most."""
-    return 1 if rtt_s < LONG_WAY_S else min(MOST_GUESSED, 2 + int(rtt_s / FLOW_PER_RTT_S))
 
 
 def fair_shares(line: float, takes: Sequence[float]) -> list[float]:
@@ -190,21 +175,6 @@ def fair_shares(line: float, takes: Sequence[float]) -> list[float]:
     return [share + left / len(takes) for share in shares]
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A trial of twice as many sockets as before.
-
-    number, before: number of sockets before the trial, and the bytes a second that they carried.  until: time of the
-    decision; while `is_open` is false, the time by which all sockets must be open.
-    """
-
-    number: int
-    before: float
-    until: float
-    is_open: bool = False
-    best: float = 0.0
-
-
 class Flows:
     """The sockets to one peer.
 
@@ -217,16 +187,11 @@ class Flows:
         self._moved = Moved()
         self._lately: deque[float] = deque(maxlen=SLOW_TIMES)
         """Rates of the last seconds, all of which took little of the peer's share."""
-        self._trial: _Trial | None = None
-        self._rest_until = 0.0
 
     def reached(self, rtt_s: float) -> None:
-        """Note that a socket was opened, with this round-trip time."""
-        self.number = max(self.number, first_guess(rtt_s))
-
-    def refused(self, number: int, now: float) -> None:
-        """Note that no socket beyond `number` sockets could be opened, for a reason at either end."""
-        self.number, self._trial, self._rest_until = max(1, min(number, self.number)), None, now + REST_S
+        """Note that the first socket was opened, with this round-trip time."""
+        if rtt_s >= LONG_WAY_S:
+            self.number = FAR_SOCKETS
 
     def read(self, states: Mapping[Hashable, SocketState], share: float, busy: bool, now: float) -> None:
         """Read the states of all sockets; called about once a second.
@@ -236,48 +201,18 @@ class Flows:
         moved = self._moved.since(states, now)
         if not busy:
             self._lately.clear()
-            self._end_trial()
-        if not busy or moved is None:
-            return
-        rate = moved.up
-        enough = rate >= USED * share
-        self._see_what_it_takes(rate, share, enough)
-        if self._trial is not None:
-            self._go_on(self._trial, len(states), rate, now)
-        elif self._may_try(states.values(), enough, now):
-            self._trial = _Trial(self.number, rate, now + OPENING_S)
-            self.number = min(2 * self.number, MAX_FLOWS)
+        elif moved is not None:
+            self._see_what_it_takes(moved.up, share)
 
     def pace(self, share: float) -> float:
         """Return the total bytes a second that the peer's sockets are allowed, given the peer's share of our line."""
         return share if self.takes == inf else max(share, LEAST_BYTES_PER_S)
 
-    def _see_what_it_takes(self, rate: float, share: float, enough: bool) -> None:
-        if enough or (self.takes == inf and rate >= SLOW * share):
+    def _see_what_it_takes(self, rate: float, share: float) -> None:
+        if rate >= (USED if self.takes < inf else SLOW) * share:
             self.takes = inf
             self._lately.clear()
             return
         self._lately.append(rate)
         if len(self._lately) == SLOW_TIMES:
             self.takes = max(MARGIN * max(self._lately), 1.0)
-
-    def _may_try(self, states: Collection[SocketState], enough: bool, now: float) -> bool:
-        if enough or not states or self.number >= MAX_FLOWS or now < self._rest_until:
-            return False
-        return all(state.is_far and not state.queued for state in states)
-
-    def _go_on(self, trial: _Trial, sockets: int, rate: float, now: float) -> None:
-        if trial.is_open:
-            trial = replace(trial, best=max(trial.best, rate))
-        elif sockets >= self.number:
-            trial = replace(trial, is_open=True, until=now + TRIAL_S)
-        self._trial = trial
-        if now >= trial.until:
-            self._trial = None
-            if trial.best < GAIN * trial.before:
-                self.number, self._rest_until = trial.number, now + REST_S
-
-    def _end_trial(self) -> None:
-        """End a trial without a result, because there was too little data to send."""
-        if self._trial is not None:
-            self.number, self._trial = self._trial.number, None

@@ -224,7 +224,7 @@ class Sending:
         best = min((other for other in lanes if other.link is not None), key=lambda other: other.backlog, default=None)
         if best is not None:
             lanes.remove(lane)
-            self._flows[peer].refused(len(lanes), trio.current_time())
+            self._flows[peer].number = len(lanes)
         return best
 
 

@@ -53,7 +53,7 @@ class Channel(Enum):
     CIRCUIT = Allowance(0.5, float("inf"), 80)
     """Circuits through us: a peer asks for one to each peer behind a router, and for bulk sockets."""
     MEETING = Allowance(0.5, float("inf"), 80)
-    """Meetings (`nat.punching`) for sockets between us and a peer: up to 8 for pushes, and 8 for pushes that give way."""
+    """Meetings (`nat.punching`) for sockets between us and a peer: up to 4 for pushes, and 4 for pushes that give way."""
     PUSH = Allowance(1000, float("inf"), 20)
     """Pushes, many of which are refused when an owner has died; backpressure on the bulk sockets limits their bytes."""
     FRAME = Allowance(2000, float("inf"), 8)

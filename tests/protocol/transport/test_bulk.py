@@ -17,6 +17,7 @@ from protocol.transport import bulk_flows as flows_module
 from protocol.transport import bulk_link as link_module
 from protocol.transport.addresses import ANY_IPV4, has_ipv6
 from protocol.transport.bulk import displaced
+from protocol.transport.bulk_flows import FAR_SOCKETS
 from protocol.transport.bulk_link import FrameKind, Link, SocketState
 from protocol.transport.interface import (
     MAX_PUSH_BYTES,
@@ -94,7 +95,7 @@ async def test_a_push_may_be_given_up_while_it_waits_for_the_answer_to_another()
 
 async def test_pushes_for_a_socket_that_is_refused_go_over_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_module, "MAX_LINKS_PER_PEER", 1)
-    monkeypatch.setattr(flows_module, "first_guess", lambda rtt_s: 4)
+    monkeypatch.setattr(flows_module, "LONG_WAY_S", 0.0)
     a, b = Recorder(), Recorder()
     async with pair(a, b) as (one, two):
         headers = [b"push %d" % number for number in range(8)]
@@ -195,7 +196,7 @@ async def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port(family
 
 def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long packets wait on a short way: more sockets would only wait beside each other."""
-    for rtt_s, way_s, sockets in ((0.0001, 0.0001, 1), (0.05, 0.05, 3), (0.05, 0.0001, 1)):
+    for rtt_s, way_s, sockets in ((0.0001, 0.0001, 1), (0.05, 0.05, FAR_SOCKETS), (0.05, 0.0001, 1)):
         for module, least_s in ((link_module, rtt_s), (bulk_module, way_s)):
             state = SocketState(rtt_s, 0, 0, least_rtt_s=least_s)
             monkeypatch.setattr(module, "socket_state", lambda sock, state=state: state)
