@@ -179,36 +179,36 @@ class Controls:
         return {"total": body.total, "before": before}
 
     async def _tasks(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"run": self._peer.status().run, **self._desk().status()}
+        return {"run": self._peer.status().run, **self._task_sets().status()}
 
     async def _publish_tasks(self, fields: dict[str, Any]) -> dict[str, Any]:
-        desk, file, name, count = self._desk(), fields.get("file"), fields.get("name"), _count(fields)
+        sets, file, name, count = self._task_sets(), fields.get("file"), fields.get("name"), _count(fields)
         if not isinstance(file, str) or not GIVEN.fullmatch(file):
             raise ControlError("a file to publish must be in the run's folder of tasks; use `peer tasks publish FILE`")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ControlError("a set's name has 1 to 64 plain characters; give another one with --name")
-        body = await desk.publish(desk.folder / file, name, count)
+        body = await sets.publish(sets.folder / file, name, count)
         return {"id": body.root.hex(), "name": body.name, "tasks": body.count, "size_bytes": body.size}
 
     async def _fetch_tasks(self, fields: dict[str, Any]) -> dict[str, Any]:
-        desk, name = self._desk(), _id(fields)
-        offer, path = await desk.obtain(name)
+        sets, name = self._task_sets(), _id(fields)
+        offer, path = await sets.obtain(name)
         return {"id": offer.root.hex(), "publisher": offer.publisher, "tasks": offer.body.count, "path": str(path)}
 
     async def _admit_tasks(self, fields: dict[str, Any]) -> dict[str, Any]:
-        desk, name, percent, count = self._desk(), _id(fields), fields.get("percent"), _count(fields)
+        sets, name, percent, count = self._task_sets(), _id(fields), fields.get("percent"), _count(fields)
         if percent is not None and not (type(percent) is int and 1 <= percent <= 90):
             raise ControlError("the share of problems from the crowd must be between 1 and 90 percent")
-        return _told(await desk.admit(name, percent, count))
+        return _told(await sets.admit(name, percent, count))
 
     async def _remove_tasks(self, fields: dict[str, Any]) -> dict[str, Any]:
-        desk, name = self._desk(), _id(fields)
-        return _told(await desk.remove(name))
+        sets, name = self._task_sets(), _id(fields)
+        return _told(await sets.remove(name))
 
-    def _desk(self) -> TaskSetCommands:
-        if (desk := self._peer.tasks) is None:
+    def _task_sets(self) -> TaskSetCommands:
+        if (sets := self._peer.tasks) is None:
             raise ControlError("the peer is not in a run with rollouts, or is still starting; only such runs have tasks")
-        return desk
+        return sets
 
 
 async def _refusing(command: Command, fields: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class PoolContext:
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection) -> None:
         self.me, self.role, self.rl = me, role, rl
-        self.standing = TrustScores()
+        self.trust = TrustScores()
         self.moved = TipChanged(0, {}, {}, ())
         self.validators: frozenset[PeerId] = frozenset()
         self._live: frozenset[PeerId] = frozenset()
@@ -205,14 +205,14 @@ class PoolContext:
         bad = [peer for peer in batch.judgements if opinion_in(batch, peer) is Opinion.BAD]
         if batch.author == self.me or len(bad) < 2:
             return []
-        if not self.standing.reproduced(batch.author, bad, frozenset(self.moved.electors)):
+        if not self.trust.reproduced(batch.author, bad, frozenset(self.moved.electors)):
             return []
         return self.set_aside(batch.author, f"several peers found: {batch.judgements[bad[0]].reason.value}")
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
         """Set a peer aside: its batches and verdicts are no longer used."""
         told = ValidatorSetAside if role is Role.VALIDATOR else RolloutPeerSetAside
-        return [EmitEvent(told(peer, reason))] if self.standing.set_aside(peer, reason) else []
+        return [EmitEvent(told(peer, reason))] if self.trust.set_aside(peer, reason) else []
 
 
 def opinion_in(batch: PooledBatch, validator: PeerId) -> Opinion | None:
@@ -334,10 +334,10 @@ class TrainerPolicy(RolePolicy):
         turn, more = context.turn(batch, dealt, now)
         said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
         is_bad = any(opinion_in(batch, peer) is Opinion.BAD for peer in said)
-        if is_bad or any(context.standing.aside(peer) for peer in turn):
+        if is_bad or any(context.trust.aside(peer) for peer in turn):
             batch.wanted = True
         elif len(said) >= places_of(dealt.beacon):
-            chance = max(map(context.standing.chance, [batch.author, *said]))
+            chance = max(map(context.trust.chance, [batch.author, *said]))
             batch.wanted = batch.wanted or self._draw(batch.root) < chance
             if not batch.wanted and batch.bytes_ is BytesLocation.HERE:
                 return context.decide(batch, Decision.ACCEPTED)
@@ -348,7 +348,7 @@ class TrainerPolicy(RolePolicy):
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
         """Implement `RolePolicy.unavailable`."""
         batch.is_withheld = True
-        self._context.standing.anomaly(batch.author)
+        self._context.trust.anomaly(batch.author)
         # tells the maker, since we have not dealt the batch
         said = self._context.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
         return [*said, *self._context.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
@@ -361,17 +361,17 @@ class TrainerPolicy(RolePolicy):
             effects += self.compare(batch, validator)
         dealt = batch.deals.get(context.me)
         for validator in dealt.turn if dealt is not None and opinion in SURE else ():  # others may only repeat verdicts
-            if opinion_in(batch, validator) is opinion and not context.standing.aside(validator):
-                context.standing.right(validator)
+            if opinion_in(batch, validator) is opinion and not context.trust.aside(validator):
+                context.trust.right(validator)
         if opinion is Opinion.GOOD:
-            context.standing.right(batch.author)
+            context.trust.right(batch.author)
             return [*effects, *context.decide(batch, Decision.ACCEPTED)]
         if opinion is Opinion.BAD:
             aside = context.set_aside(batch.author, f"a rollout that we checked: {reason.value}")
             return [*effects, *context.decide(batch, Decision.REJECTED, reason), *aside]
         if reason is Reason.NONE:
             return [*effects, *context.decide(batch, Decision.STALE)]
-        context.standing.anomaly(batch.author)
+        context.trust.anomaly(batch.author)
         return [*effects, *context.decide(batch, Decision.REJECTED, reason)]
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
@@ -386,7 +386,7 @@ class TrainerPolicy(RolePolicy):
         if ours is Opinion.UNSURE or theirs not in SURE:
             return []
         if ours is not theirs and not batch.sure:
-            context.standing.anomaly(validator)
+            context.trust.anomaly(validator)
             return []
         if ours is not theirs:
             said = "accepted" if theirs is Opinion.GOOD else "rejected"

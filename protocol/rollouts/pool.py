@@ -146,7 +146,7 @@ class Intake:
             sequence.held_since = now
         if now - sequence.held_since < HOLD_S:
             return False
-        self._context.standing.anomaly(author)
+        self._context.trust.anomaly(author)
         return True
 
     def _ours(self, batch: PooledBatch, start: int) -> int:
@@ -179,8 +179,8 @@ class Pool:
             self._duty = TrainerPolicy(context, self._intake.admits, draw)
         elif role is Role.VALIDATOR:
             self._duty = ValidatorPolicy(context)
-        self.standing = context.standing
-        self._room = PoolLimits(context.standing, AHEAD_ROUNDS * rl.batches_per_round)
+        self.trust = context.trust
+        self._room = PoolLimits(context.trust, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], PooledBatch] = {}
         self._lacking: dict[tuple[PeerId, Hash], PooledBatch] = {}
         """Batches whose bytes we need to fetch."""
@@ -262,14 +262,14 @@ class Pool:
             batch.deaths += 1
             batch.used = batch.used or batch.deaths >= MOST_DEATHS
             if batch.own is None:
-                self.standing.anomaly(batch.author)
+                self.trust.anomaly(batch.author)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         """Return the effects of `event`."""
         effects = self._take(event, now)
-        is_strangers = isinstance(event, BatchHeard | DealHeard) and not self.standing.clean(event.author)
+        is_strangers = isinstance(event, BatchHeard | DealHeard) and not self.trust.clean(event.author)
         while self._lacking and not (self._stuck and (is_strangers or isinstance(event, JudgementHeard))):
             batch = self._room.next_fetch(
                 self._lacking.values(),
@@ -314,7 +314,7 @@ class Pool:
 
     def _hear(self, event: BatchHeard, now: float) -> list[PoolEffect]:
         author, body = event.author, event.body
-        if self.standing.aside(author) or not self._is_possible(body):
+        if self.trust.aside(author) or not self._is_possible(body):
             return []
         known = self._slots.get((author, Hash(body.tip), body.number))
         if known is not None:
@@ -347,7 +347,7 @@ class Pool:
         if known.is_restated:
             return []
         known.is_restated = True
-        self.standing.anomaly(known.author)
+        self.trust.anomaly(known.author)
         return [ForwardBatch(), *self._drop(known, Decision.STALE)]
 
     def _is_possible(self, body: RolloutBatch) -> bool:
@@ -450,7 +450,7 @@ class Pool:
         batch.checking = False
         if event.died:
             batch.deaths += 1
-            self.standing.anomaly(batch.author)
+            self.trust.anomaly(batch.author)
             if batch.deaths >= MOST_DEATHS:  # other peers may be able to judge the batch
                 return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, event.scores, batch.body):
@@ -461,7 +461,7 @@ class Pool:
 
     def _drop_all_of(self, author: PeerId) -> list[PoolEffect]:
         """Drop all batches of a peer, if the peer is set aside."""
-        if not self.standing.aside(author):
+        if not self.trust.aside(author):
             return []
         effects: list[PoolEffect] = []
         for batch in self:

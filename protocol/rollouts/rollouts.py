@@ -274,7 +274,7 @@ class Rollouts:
             self._move()
             self._trainer.lock.look()
             for peer in {batch.author for batch in self._pool}:
-                if peer in self._peers.liars and not self._pool.standing.aside(peer):
+                if peer in self._peers.liars and not self._pool.trust.aside(peer):
                     self._handle(Ejected(peer, self._peers.liars.reason(peer)))
             self._handle(PoolTick(self._validators(), self._trainer.ready_tips()))
             self._fetching.end_useless()

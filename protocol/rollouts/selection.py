@@ -148,9 +148,7 @@ class Selection:
         if learned is None:
             return None
         self._pool.note_used(chosen.batches)
-        makers = [
-            batch.author if self._pool.standing.clean(batch.author) >= LEAST_CLEAN else None for batch in chosen.batches
-        ]
+        makers = [batch.author if self._pool.trust.clean(batch.author) >= LEAST_CLEAN else None for batch in chosen.batches]
         self._tasks.note_tried(contribution.tried, makers)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
         answers = [

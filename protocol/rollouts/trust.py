@@ -137,8 +137,8 @@ class PoolLimits:
     enough: most batches fetched ahead of their check, for peers with a clean history and for other peers each.
     """
 
-    def __init__(self, standing: TrustScores, enough: int) -> None:
-        self._standing, self._enough = standing, enough
+    def __init__(self, trust: TrustScores, enough: int) -> None:
+        self._trust, self._enough = trust, enough
         self._used = BoundedDict[PeerId, int](PEERS_REMEMBERED)
         """Fetches and checks of each maker's batches."""
         self._most_held: tuple[bool, int] | None = None
@@ -159,11 +159,11 @@ class PoolLimits:
         if len(others) < MOST_BATCHES:
             self._most_held = None
             return None
-        rank = (not self._standing.clean(author), own)
+        rank = (not self._trust.clean(author), own)
         if self._most_held is not None and rank >= self._most_held:
             return newcomer
         held = Counter(batch.author for batch in others)
-        ranks = {each: (not self._standing.clean(each), held[each]) for each in held}
+        ranks = {each: (not self._trust.clean(each), held[each]) for each in held}
         going = [batch for batch in others if batch.decision is not Decision.ACCEPTED]
         last = max(going, key=lambda batch: ranks[batch.author], default=newcomer)
         self._most_held = ranks.get(last.author, rank)
@@ -210,7 +210,7 @@ class PoolLimits:
         self._used.renew(author, self._used.get(author, 0) + times)
 
     def _is_known(self, batch: PooledBatch) -> bool:
-        return bool(self._standing.clean(batch.author))
+        return bool(self._trust.clean(batch.author))
 
     def first(self, waiting: Sequence[PooledBatch], *, strangers_first: bool) -> PooledBatch:
         """Return the batch to check first.

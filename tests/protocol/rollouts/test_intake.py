@@ -143,7 +143,7 @@ def test_numbers_for_other_trainers_hold_nothing_up() -> None:
 @pytest.mark.parametrize("how", ["never announced", "withheld", "announced in two lives"])
 def test_what_is_not_delivered_holds_the_later_ones_up_and_costs_the_makers_history(how: str) -> None:
     stall = Stall()
-    stall.pool.standing.right(WORKER)
+    stall.pool.trust.right(WORKER)
     if how != "never announced":
         stall.say(OURS[0])
         if how == "withheld":
@@ -152,7 +152,7 @@ def test_what_is_not_delivered_holds_the_later_ones_up_and_costs_the_makers_hist
             stall.hear(version=4, number=OURS[0], root=root_of(999), incarnation=2)
     assert stall.say(OURS[1]) == []
     assert stall.wait(HOLD_S - 1) == [] and stall.wait(2) == [OURS[1]]
-    assert stall.pool.standing.clean(WORKER) == 0 and not stall.pool.standing.aside(WORKER), "our line may be bad"
+    assert stall.pool.trust.clean(WORKER) == 0 and not stall.pool.trust.aside(WORKER), "our line may be bad"
     stall.say(OURS[0], incarnation=3, root=root_of(7777))
     assert stall.wait(HOLD_S) == [], "its turn is over"
 
@@ -170,10 +170,10 @@ def test_each_number_that_is_not_delivered_holds_up_for_itself() -> None:
 
 def test_a_batch_that_we_have_not_fetched_yet_is_not_held_against_its_maker() -> None:
     stall = Stall()
-    stall.pool.standing.right(WORKER)
+    stall.pool.trust.right(WORKER)
     stall.say(OURS[0])
     stall.say(OURS[1])
-    assert stall.wait(HOLD_S * 5) == [] and stall.pool.standing.clean(WORKER) == 1, "its bytes are on their way"
+    assert stall.wait(HOLD_S * 5) == [] and stall.pool.trust.clean(WORKER) == 1, "its bytes are on their way"
     assert stall.deliver(OURS[0]) == [OURS[1]]
 
 

@@ -129,7 +129,7 @@ def dealt() -> Table:
     table = Table(Role.TRAINER)
     for peer in (WORKER, *VALIDATORS):
         for _ in range(99):
-            table.pool.standing.right(peer)
+            table.pool.trust.right(peer)
     assert kinds(table.hear()) == [ForwardBatch, FetchBatch]
     assert kinds(table.fetched()) == [GossipDeal]
     assert kinds(table.deal()) == [ForwardBatch]
@@ -154,7 +154,7 @@ def test_strangers_are_always_checked() -> None:
     assert table.decision is None
     table.check(GOOD)
     assert table.decision is Decision.ACCEPTED
-    assert table.pool.standing.clean(WORKER) == table.pool.standing.clean(table.order[0]) == 1
+    assert table.pool.trust.clean(WORKER) == table.pool.trust.clean(table.order[0]) == 1
 
 
 @cases(
@@ -170,7 +170,7 @@ def test_strangers_are_always_checked() -> None:
         ),
         "all are silent": (lambda table: table.wait_until(RL.judge_s * len(VALIDATORS)), True),
         "the first one was set aside": (
-            lambda table: (table.pool.standing.set_aside(table.order[0], "it lied"), table.tick()),
+            lambda table: (table.pool.trust.set_aside(table.order[0], "it lied"), table.tick()),
             True,
         ),
     },
@@ -190,7 +190,7 @@ def test_a_rejection_is_checked_and_one_that_is_not_so_costs_its_validator_its_p
     table.judge(liar, BAD)
     assert table.decision is None
     assert ValidatorSetAside in kinds(table.check(GOOD))
-    assert table.decision is Decision.ACCEPTED and table.pool.standing.aside(liar) and not table.pool.standing.aside(WORKER)
+    assert table.decision is Decision.ACCEPTED and table.pool.trust.aside(liar) and not table.pool.trust.aside(WORKER)
 
 
 def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -> None:
@@ -199,7 +199,7 @@ def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -
     table.deal()
     table.wait_until(RL.judge_s * len(VALIDATORS))
     assert RolloutPeerSetAside in kinds(table.check(BAD))
-    assert table.decision is Decision.REJECTED and table.pool.standing.aside(WORKER)
+    assert table.decision is Decision.REJECTED and table.pool.trust.aside(WORKER)
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
 
 
@@ -220,13 +220,13 @@ def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_hea
 
 def test_what_nobody_serves_is_rejected_without_blame() -> None:
     table = Table(Role.TRAINER)
-    table.pool.standing.right(WORKER)
+    table.pool.trust.right(WORKER)
     table.hear()
     effects = table.fetched(here=False)
     assert DiscardBytes in kinds(effects) and GossipVerdicts in kinds(effects), "its maker hears why"
     [told] = [e.event for e in effects if isinstance(e, EmitEvent) and isinstance(e.event, BatchDecided)]
     assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
-    assert not table.pool.standing.aside(WORKER) and table.pool.standing.chance(WORKER) == 1.0
+    assert not table.pool.trust.aside(WORKER) and table.pool.trust.chance(WORKER) == 1.0
 
 
 def test_a_trainer_that_was_not_in_the_last_record_checks_itself() -> None:
@@ -253,9 +253,9 @@ def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_make
     [batch] = table.pool.usable(3)
     table.pool.note_death([batch])
     assert table.pool.usable(3) == [batch], "once it may be anything"
-    assert table.pool.standing.clean(WORKER) == 0
+    assert table.pool.trust.clean(WORKER) == 0
     table.pool.note_death([batch])
-    assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER)
+    assert table.pool.usable(3) == [] and not table.pool.trust.aside(WORKER)
 
 
 @pytest.mark.parametrize("accepted", [True, False])
@@ -354,7 +354,7 @@ def test_of_a_number_that_is_stated_in_several_lives_nobody_learns(accepted: boo
     )
     assert table.hear(root=others[1], incarnation=3) == [], "once is enough"
     table.judge(table.order[0], GOOD)
-    assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER), "it may have lost its disk"
+    assert table.pool.usable(3) == [] and not table.pool.trust.aside(WORKER), "it may have lost its disk"
     assert kinds(table.hear(root=others[1], number=1, incarnation=3)) == [ForwardBatch], "nor was that number delivered"
     table.now += HOLD_S
     assert kinds(table.tick()) == [FetchBatch]
@@ -417,7 +417,7 @@ def compared(
 ) -> list[tuple[bytes, bytes]]:
     """What a trainer compares of scores that may differ from one computer to another."""
     table, effects = judged(codes, scores, ours, frozenset(), ours_first=ours_first)
-    assert codes != GOOD or not table.pool.standing.aside(table.order[0]), "nobody lied"
+    assert codes != GOOD or not table.pool.trust.aside(table.order[0]), "nobody lied"
     return [(effect.ours, effect.theirs) for effect in effects if isinstance(effect, CompareScores)]
 
 
@@ -442,14 +442,14 @@ def test_whose_score_every_computer_contradicts_is_set_aside_and_counts_for_noth
         effect.event for effect in effects if isinstance(effect, EmitEvent) and isinstance(effect.event, ValidatorSetAside)
     ]
     assert aside.peer == table.order[0] and "score" in aside.reason
-    assert table.pool.standing.aside(table.order[0]) == aside.reason
+    assert table.pool.trust.aside(table.order[0]) == aside.reason
     assert not [effect for effect in effects if isinstance(effect, CompareScores)], "no set is disputed for it"
 
 
 @pytest.mark.parametrize("theirs", [OURS, b"\xfe\xff", None, b"\xfe"], ids=["the same", "not scored", "none", "too few"])
 def test_who_says_no_false_score_is_not_set_aside(theirs: bytes | None) -> None:
     table, _ = judged(GOOD, theirs, OURS, frozenset({0, 1}))
-    assert not table.pool.standing.aside(table.order[0])
+    assert not table.pool.trust.aside(table.order[0])
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(GOOD, BAD), (BAD, GOOD)])
@@ -461,16 +461,16 @@ def test_a_verdict_that_another_device_may_not_come_to_sets_no_validator_aside(
     """Else whoever makes rollouts that just pass, or just do not, had honest ones set aside for it."""
     table = Table(Role.TRAINER, draw=0.0)
     validator = table.order[0]
-    table.pool.standing.right(validator)
+    table.pool.trust.right(validator)
     table.take()
     table.deal()
     said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=theirs))
     checked = BatchVerified(WORKER, ROOT, ours, sure=sure)
     for event in (checked, said) if ours_first else (said, TrainerIdle(), checked):
         table.tell(event)
-    standing = table.pool.standing
-    assert bool(standing.aside(validator)) is sure and standing.chance(validator) == 1.0, "all of it is checked"
-    assert bool(standing.aside(WORKER)) is (ours == BAD), "no honest peer makes what is beyond the tolerances"
+    trust = table.pool.trust
+    assert bool(trust.aside(validator)) is sure and trust.chance(validator) == 1.0, "all of it is checked"
+    assert bool(trust.aside(WORKER)) is (ours == BAD), "no honest peer makes what is beyond the tolerances"
 
 
 def test_scores_of_validators_that_were_not_asked_dispute_no_set() -> None:

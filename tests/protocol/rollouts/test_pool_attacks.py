@@ -78,7 +78,7 @@ def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() ->
 def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetched() -> None:
     """However many keys state them, from which nothing was fetched yet."""
     table = Table(Role.TRAINER, trainers=())
-    table.pool.standing.right(WORKER)
+    table.pool.trust.right(WORKER)
     table.take(root=root_of(1))
     for key in CROWD[:40]:
         table.hear(key, size=7)
@@ -221,7 +221,7 @@ def test_a_flood_of_keys_does_not_push_out_its_equals(monkeypatch: Any) -> None:
     heard = [table.hear(key, root_of(100 + number)) for number, key in enumerate(CROWD[1:])]
     assert sum(ForwardBatch in kinds(effects) for effects in heard) == 7, "until each has one"
     assert len({batch.author for batch in table.pool}) == 8
-    table.pool.standing.right(WORKER)
+    table.pool.trust.right(WORKER)
     for number in range(8):
         assert ForwardBatch in kinds(table.hear(root=root_of(number), number=number))
     table.move(3 + RL.max_async + 1)
@@ -251,7 +251,7 @@ def test_who_repeats_what_others_found_is_not_believed_for_it() -> None:
     table.judge(before, GOOD)
     table.check(GOOD)
     table.judge(after, GOOD)
-    assert [table.pool.standing.clean(peer) for peer in (asked, before, after)] == [1, 0, 0]
+    assert [table.pool.trust.clean(peer) for peer in (asked, before, after)] == [1, 0, 0]
 
 
 def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
@@ -336,7 +336,7 @@ def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
 
 def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
     table = Table(Role.TRAINER, trainers=())
-    table.pool.standing.right(WORKER)
+    table.pool.trust.right(WORKER)
     strangers = VALIDATORS[:3]
     for number, author in enumerate([WORKER, WORKER, *strangers]):
         root = hash_bytes("root", bytes([number]))

@@ -153,7 +153,7 @@ async def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one
 def test_three_rounds_without_different_rewards_are_told_with_a_typical_answer_and_what_was_expected(tmp_path: Path) -> None:
     told = list[Event]()
     session: Any = SimpleNamespace(me=ANN.peer_id, emit=told.append)
-    pool: Any = SimpleNamespace(note_used=lambda batches: None, standing=SimpleNamespace(clean=lambda author: 0))
+    pool: Any = SimpleNamespace(note_used=lambda batches: None, trust=SimpleNamespace(clean=lambda author: 0))
     trainer: Any = SimpleNamespace(tasks=SimpleNamespace(note_tried=lambda tried, makers: None))
     selection = Selection(session, pool, BlobStore(Disk(), tmp_path), trainer, 1)
     typical = RatedAnswer(0.0, "3 + 4?\n", "It is 7.", '7 alone, after "Answer:", or in \\boxed{7}')

@@ -18,27 +18,27 @@ def scores(ann: int = 0) -> TrustScores:
 
 
 def test_all_of_a_stranger_is_checked_and_a_clean_history_makes_checks_rare() -> None:
-    standing = TrustScores()
-    assert standing.chance(ANN) == 1.0
-    standing.right(ANN)
-    assert standing.chance(ANN) == FADES
+    trust = TrustScores()
+    assert trust.chance(ANN) == 1.0
+    trust.right(ANN)
+    assert trust.chance(ANN) == FADES
     for _ in range(100):
-        standing.right(ANN)
-    assert standing.chance(ANN) == RARELY
+        trust.right(ANN)
+    assert trust.chance(ANN) == RARELY
 
 
 def test_who_is_set_aside_stays_so_for_the_first_reason() -> None:
-    standing = TrustScores()
-    assert standing.set_aside(ANN, "one") and not standing.set_aside(ANN, "two")
-    assert standing.aside(ANN) == "one" and standing.chance(ANN) == 1.0
+    trust = TrustScores()
+    assert trust.set_aside(ANN, "one") and not trust.set_aside(ANN, "two")
+    assert trust.aside(ANN) == "one" and trust.chance(ANN) == 1.0
 
 
 def test_two_accusers_and_more_electors_than_can_be_liars_are_needed() -> None:
     of_four, of_seven = frozenset([CID, DOT, *PLAIN[:2]]), frozenset([CID, DOT, *PLAIN[:5]])
-    standing = TrustScores()
-    assert not standing.reproduced(ANN, [BOB, CID], of_four)
-    assert not standing.reproduced(ANN, [BOB, DOT], of_four), "one accuser"
-    assert standing.reproduced(ANN, [CID, DOT], of_four)
+    trust = TrustScores()
+    assert not trust.reproduced(ANN, [BOB, CID], of_four)
+    assert not trust.reproduced(ANN, [BOB, DOT], of_four), "one accuser"
+    assert trust.reproduced(ANN, [CID, DOT], of_four)
     other = TrustScores()
     assert not other.reproduced(ANN, [BOB, PLAIN[6]], of_four), "no elector"
     assert not other.reproduced(ANN, [BOB, PLAIN[6], DOT], of_four), "one elector, which may lie"
@@ -48,42 +48,42 @@ def test_two_accusers_and_more_electors_than_can_be_liars_are_needed() -> None:
 
 def test_who_is_no_elector_any_more_counts_as_none() -> None:
     """Else liars that vote one after the other were as good as many."""
-    standing = TrustScores()
-    assert not standing.reproduced(ANN, [BOB, PLAIN[6], CID], frozenset([CID, *PLAIN[:3]]))
-    assert not standing.reproduced(ANN, [BOB, PLAIN[6], DOT], frozenset([DOT, *PLAIN[:3]]))
+    trust = TrustScores()
+    assert not trust.reproduced(ANN, [BOB, PLAIN[6], CID], frozenset([CID, *PLAIN[:3]]))
+    assert not trust.reproduced(ANN, [BOB, PLAIN[6], DOT], frozenset([DOT, *PLAIN[:3]]))
 
 
 def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last() -> None:
-    standing = TrustScores()
-    standing.set_aside(ANN, "why")
+    trust = TrustScores()
+    trust.set_aside(ANN, "why")
     for number in range(2 * MAX_KNOWN):
-        standing.right(PeerId(f"stranger {number}"))
-    assert standing.aside(ANN) == "why" and standing.clean(PeerId("stranger 0")) == 0
-    assert len(standing._known) == MAX_KNOWN
+        trust.right(PeerId(f"stranger {number}"))
+    assert trust.aside(ANN) == "why" and trust.clean(PeerId("stranger 0")) == 0
+    assert len(trust._known) == MAX_KNOWN
 
 
 def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
     """Two batches of one number set a key aside, and keys are free."""
-    standing = scores(ann=3)
+    trust = scores(ann=3)
     for number in range(2 * MAX_KNOWN):
-        standing.set_aside(PeerId(f"liar {number}"), "it lied")
-    assert standing.clean(ANN) == 3 and standing.aside(PeerId(f"liar {2 * MAX_KNOWN - 1}"))
+        trust.set_aside(PeerId(f"liar {number}"), "it lied")
+    assert trust.clean(ANN) == 3 and trust.aside(PeerId(f"liar {2 * MAX_KNOWN - 1}"))
 
 
 def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
     """To agree with a verdict is free for a validator."""
-    standing = scores(ann=3)
+    trust = scores(ann=3)
     for number in range(2 * MAX_KNOWN):
-        standing.right(PeerId(f"key {number}"))
-    assert standing.clean(ANN) == 3
-    standing.right(BOB)
-    standing.right(BOB)
-    assert standing.clean(BOB) == 2, "who is new is remembered as well"
+        trust.right(PeerId(f"key {number}"))
+    assert trust.clean(ANN) == 3
+    trust.right(BOB)
+    trust.right(BOB)
+    assert trust.clean(BOB) == 2, "who is new is remembered as well"
 
 
 def test_accusers_are_bounded_for_keys_are_free() -> None:
-    standing, electors = TrustScores(), frozenset([BOB, CID, *PLAIN[:2]])
+    trust, electors = TrustScores(), frozenset([BOB, CID, *PLAIN[:2]])
     for number in range(1000):
-        assert not standing.reproduced(ANN, [PeerId(f"key {number}"), BOB], electors)
-    assert standing.reproduced(ANN, [PeerId("one more"), CID], electors)
-    assert len(standing._known[ANN].accusers) == MOST_ACCUSERS
+        assert not trust.reproduced(ANN, [PeerId(f"key {number}"), BOB], electors)
+    assert trust.reproduced(ANN, [PeerId("one more"), CID], electors)
+    assert len(trust._known[ANN].accusers) == MOST_ACCUSERS
