@@ -734,7 +734,6 @@ class RoundRunner:
         self._patience.judge_exchange(
             self.session.me, members, self.base, observed, self._replica.rounds.stall_s, self._fair(members)
         )
-        self._patience.judge_missed(self.machine.missed(), self.base)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)
