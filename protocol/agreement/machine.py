@@ -58,7 +58,6 @@ from protocol.agreement.events import (
 from protocol.agreement.proposer import Proposer, ViewChangeLog
 from protocol.agreement.round_state import RoundState, is_result_lost
 from protocol.agreement.voter import Voter, helpers, result_for_planner
-from protocol.allreduce.assignment import plan_hash
 from protocol.allreduce.lateness import Patience
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import record_hash, verify_commit
@@ -243,15 +242,6 @@ class RoundMachine:
     def is_proposing(self) -> bool:
         """True if an attempt of ours is under way."""
         return self._proposer.is_proposing
-
-    def followed_owners(self) -> list[PeerId]:
-        """Return the planned owners of chunks that another member averaged in our exchange."""
-        plan = self._state.plan
-        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
-        if plan is None or result is None:
-            return []
-        pairs = zip(plan.owners, result[1].signers, strict=True)
-        return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
 
     def waiting_for(self, view: View) -> list[PeerId]:
         """Return the peers that the round waits for before it is closed.

@@ -1,8 +1,8 @@
 """Rules about late peers: the longest wait of a round for a peer, and the shorter time for a peer that made others wait.
 
 1. **Late.**  A member is late once it has needed `1 + SPREAD` times as long as most members.  This holds for the parts that
-   it owes to us as an owner (`PartDeadline`), and for the averages that it owes as an owner (`AverageDeadline`).  So neither
-   the length of a round nor the speed of the lines has to be known.
+   it owes to us as an owner, and for the averages that it owes as an owner (`AverageDeadline`).  So neither the length of a
+   round nor the speed of the lines has to be known.
 2. **Slack.**  A member may be late by the fair time, for which its work is worth waiting (`fair_time`), and beyond that by a
    part of `stall_s`, which it gets back in `WINDOW` rounds (`Slack`).  Then we give up its averages.  For late parts we wait
    half as long, and then average without them.  So nobody makes an honest owner late by withholding parts from it.
@@ -88,10 +88,10 @@ class ExchangeLimits:
 
 @dataclass(frozen=True)
 class Observed:
-    """Observations of lateness in a round.
+    """Observations of lateness in an exchange.
 
-    late_s: seconds by which the averages of other members were late, and for ourselves, for which we waited for late parts;
-    the longest of all exchanges of the round.  stalled: members that were given up or left out.
+    late_s: seconds by which the averages of other members were late, and for ourselves, for which we waited for late parts.
+    stalled: members that were given up or left out.
     """
 
     late_s: Mapping[PeerId, float]
@@ -101,34 +101,26 @@ class Observed:
 # ------------------------------------------------------------------------------------------------------------------------
 # Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
 #
-# A chunk may take long on a line that carries several chunks at a time, so its bytes count as they arrive.  Until a chunk
-# has arrived and is verified, only its own bytes count: otherwise we would wait for a member for as long as it pushes
-# rubbish.  A member that has to wait for one of our buffers does not owe us the parts that it could not send.
+# A chunk may take long on a line that carries several chunks at a time, so its bytes count as they arrive, but only for some
+# time: otherwise we would wait for a member for as long as it pushes rubbish.  A member that has to wait for one of our
+# buffers does not owe us the parts that it could not send.
 
 
 class SilenceTracker:
     """Tracker of the debts of other members, and of their signs of life.
 
-    `now` is trio time.  chunk_s: seconds for which the bytes of one chunk count.
+    `now` is trio time.  chunk_s: seconds for which bytes count after a peer's last delivery, or the start of its debt.
     """
 
     def __init__(self, peers: Iterable[PeerId], now: float, chunk_s: float) -> None:
         self._heard, self._chunk_s, self._begun = dict.fromkeys(peers, now), chunk_s, now
-        self._announced: dict[PeerId, float] = {}
-        """Start time of the first push of each peer since its last delivery."""
         self._first: dict[PeerId, float] = {}
-        self._delivered: dict[PeerId, float] = {}
+        self._delivered = dict.fromkeys(self._heard, now)
         self._owing: dict[PeerId, float] = {}
 
-    def announced(self, peer: PeerId, now: float) -> None:
-        """Note that a peer began a push.  A repeat before the next delivery does not count; its arriving bytes do."""
-        if peer in self._heard and peer not in self._announced:
-            self._announced[peer] = now
-            self._heard[peer] = now
-
     def moving(self, peer: PeerId, now: float) -> None:
-        """Note that more bytes of a peer's current push have arrived."""
-        if now - max(self._announced.get(peer, -inf), self._delivered.get(peer, -inf)) < self._chunk_s:
+        """Note that more bytes of a peer's push have arrived."""
+        if peer in self._heard and now - max(self._delivered[peer], self._owing.get(peer, -inf)) < self._chunk_s:
             self._heard[peer] = now
 
     def held(self, peer: PeerId, now: float) -> None:
@@ -139,7 +131,6 @@ class SilenceTracker:
     def delivered(self, peer: PeerId, now: float) -> None:
         """Note that a peer delivered something new."""
         if peer in self._heard:
-            self._announced.pop(peer, None)
             self._heard[peer] = self._delivered[peer] = now
             self._first.setdefault(peer, now)
 
@@ -166,32 +157,6 @@ class SilenceTracker:
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Lateness in an exchange: of the parts that members owe to us, and of the averages that owners owe.
-
-
-class PartDeadline:
-    """Deadline for the parts of slow members: the time that most members took, or would have taken, plus `SPREAD` of it.
-
-    If there is room for only a share of their parts, most members are held up.  The time that they took for this share is
-    then extrapolated to all parts.  begun: trio time.
-    """
-
-    def __init__(self, begun: float) -> None:
-        self._begun = self._looked_at = begun
-        self._gave_s = 0.0
-        self._most_gave = False
-        self.at = begun
-        """Trio time of the deadline; the start of the exchange while most members are still delivering."""
-
-    def has_come(self, most_gave: bool, share: float, now: float) -> bool:
-        """Return True if the deadline has come.
-
-        most_gave: True if most members gave as many parts as they can now.  share: this amount as a fraction of all parts.
-        """
-        if not self._most_gave:
-            self._gave_s += now - self._looked_at
-        self._most_gave, self._looked_at = most_gave, now
-        self.at = self._begun + ((1 + SPREAD) * self._gave_s / share if most_gave else 0.0)
-        return most_gave and now >= self.at
 
 
 class LatenessTimer:
@@ -318,12 +283,9 @@ class ExclusionBackoff:
     * A further stall excludes the peer for `FIRST_ROUNDS`, then puts it on probation, and doubles the cost of the next one.
     * All stalls are forgotten `MAX_ROUNDS` after the last one, or after the exclusion that it led to.  So no peer can stall
       often.
-
-    lenient: False if the first stall already excludes a peer.
     """
 
-    def __init__(self, *, lenient: bool = True) -> None:
-        self._lenient = lenient
+    def __init__(self) -> None:
         self._conduct: dict[PeerId, Conduct] = {}
 
     def lost_with(self, peer: PeerId, round: int) -> None:
@@ -332,7 +294,7 @@ class ExclusionBackoff:
         if len(self._conduct) >= MAX_STALLED:
             self._conduct.pop(next(iter(self._conduct)))
         if known is None or known.out_until + MAX_ROUNDS <= round:
-            known = Conduct(round + 1 + (0 if self._lenient else FIRST_ROUNDS), FIRST_ROUNDS)
+            known = Conduct(round + 1, FIRST_ROUNDS)
         elif known.out_until <= round:  # otherwise this round was judged before, or the peer did not count
             out = FIRST_ROUNDS if peer == STRANGERS else known.rounds
             known = Conduct(round + 1 + out, min(2 * known.rounds, MAX_ROUNDS))
@@ -354,7 +316,7 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self.trainers, self.proposers, self.members = ExclusionBackoff(), ExclusionBackoff(lenient=False), ExclusionBackoff()
+        self.trainers, self.proposers, self.members = ExclusionBackoff(), ExclusionBackoff(), ExclusionBackoff()
         self.slack = Slack()
 
     def limits(self, me: PeerId, members: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> ExchangeLimits:

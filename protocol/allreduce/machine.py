@@ -39,7 +39,6 @@ from protocol.allreduce.lateness import (
     ExchangeLimits,
     LatenessTimer,
     Observed,
-    PartDeadline,
     SilenceTracker,
 )
 from protocol.wire.identity import PeerId
@@ -113,13 +112,6 @@ ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | Regained | AllRed
 @dataclass(frozen=True)
 class ContributionReady:
     """Readiness of our own contribution to be sent, which starts the exchange."""
-
-
-@dataclass(frozen=True)
-class Heard:
-    """Start of a push from this peer."""
-
-    peer: PeerId
 
 
 @dataclass(frozen=True)
@@ -209,7 +201,6 @@ class ExchangeTick:
 
 ExchangeEvent = (
     ContributionReady
-    | Heard
     | Moving
     | PartArrived
     | ResultArrived
@@ -300,7 +291,9 @@ class ExchangeMachine:
         """Chunks whose results we hold, signed by another member than the planned owner."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed us something for too long."""
-        self.lateness, self._parts_due = LatenessTimer(now), PartDeadline(now)
+        self.lateness, self._begun = LatenessTimer(now), now
+        self._parts_due: float | None = None
+        """Time after which parts are late for our chunks; None while most members are still delivering."""
         self._ownership = AverageDeadline([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we no longer wait."""
@@ -380,9 +373,6 @@ class ExchangeMachine:
         match event:
             case ContributionReady():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
-            case Heard(peer):
-                self._silence.announced(peer, now)
-                return []
             case Moving(peer, held):
                 if not held:
                     self._silence.moving(peer, now)
@@ -548,18 +538,20 @@ class ExchangeMachine:
         """Return the members that delay us, because only their parts are missing.
 
         First, more than half of the jury must have given their parts of all our chunks, or as many parts as there are
-        buffers for.  This sets the deadline for the other members.  Once it has passed, a member delays us if it has not
-        given its part of the first chunk for which this majority gave theirs.  Before the deadline no member counts as
-        delaying us, however far behind it is.
+        buffers for; the time for all parts is then extrapolated.  This sets the deadline for the other members.  Once it has
+        passed, a member delays us if it has not given its part of the first chunk for which this majority gave theirs.
+        Before the deadline no member counts as delaying us, however far behind it is.
         """
         mine = self._waiting()
         jury = {self._index[peer] for peer in self._jury}
         enough = min(len(mine), share_of_buffers(len(self.others)))
         given = Counter(index for chunk in mine for index in jury & self._parts.get(chunk, set()))
         most = 2 * sum(given[index] >= enough for index in jury) > len(jury)
-        done = sum(self.owner(chunk) == self.me for chunk in self.entries)
-        share = (done + enough) / (done + len(mine)) if mine else 1.0
-        if not self._parts_due.has_come(most, share, now):
+        if most and self._parts_due is None:
+            done = sum(self.owner(chunk) == self.me for chunk in self.entries)
+            share = (done + enough) / (done + len(mine)) if mine else 1.0
+            self._parts_due = self._begun + (1 + SPREAD) * (now - self._begun) / share
+        if not most or self._parts_due is None or now < self._parts_due:
             return set()
         ripe = (chunk for chunk in mine if 2 * len(jury & self._parts.get(chunk, set())) > len(jury))
         first = next((chunk for chunk in ripe if chunk not in self._reducing), None)
@@ -603,7 +595,8 @@ class ExchangeMachine:
                 averages[owner] = 2 * silence_s  # it may itself be waiting for another member
         overdue = {*self._silence.overdue(averages | parts, now, self._suspects)}
         late_s = self._limits.late_s
-        waiting = {owner for owner in averages if now < self._parts_due.at + late_s.get(owner, 0.0)} - {*parts}
+        due = self._begun if self._parts_due is None else self._parts_due
+        waiting = {owner for owner in averages if now < due + late_s.get(owner, 0.0)} - {*parts}
         late = {peer for peer in {**averages, **parts} if self._is_too_late(peer)}
         return sorted((overdue - waiting) | late)
 

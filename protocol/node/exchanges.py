@@ -137,15 +137,9 @@ class Exchanges:
         newest = self.newest
         return newest.exchange.refusing if newest is not None and not newest.exchange.done.is_set() else []
 
-    def observed(self) -> Observed:
-        """Return our observations of other members' lateness in this round."""
-        late_s: dict[PeerId, float] = {}
-        stalled: dict[PeerId, None] = {}
-        for running in self._running.values():
-            seen = running.exchange.machine.observed()
-            late_s |= {peer: max(late_s.get(peer, 0.0), seconds) for peer, seconds in seen.late_s.items()}
-            stalled |= dict.fromkeys(seen.stalled)
-        return Observed(late_s, stalled.keys())
+    def observed(self) -> list[Observed]:
+        """Return our observations of lateness in each exchange of this round."""
+        return [running.exchange.machine.observed() for running in self._running.values()]
 
     def peer_dead(self, peer: PeerId) -> None:
         """Stop waiting for this peer, which has left or was ejected."""

@@ -15,7 +15,6 @@ from protocol.allreduce.machine import (
     ExchangeEvent,
     ExchangeMachine,
     ExchangeTick,
-    Heard,
     Lost,
     Moving,
     PartArrived,
@@ -83,7 +82,7 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
         for other in range(8):
             if other != chunk:
                 finish(exchange, other, 0.0)
-        exchange.handle(Heard(PEERS[3]), 50.0)
+        exchange.handle(Moving(PEERS[3], held=False), 50.0)
         exchange.handle(ExchangeTick(), 50.0)
         exchange.handle(PeerDead(PEERS[3]), 50.0)
         if exchange.owner(chunk) == me:
@@ -107,7 +106,7 @@ STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
         (Asked(PEERS[1], -1), []),
         (Asked(STRANGER, 0), []),
         (Asked(PEERS[0], 0), []),
-        (Heard(STRANGER), []),
+        (Moving(STRANGER, held=False), []),
         (PeerDead(STRANGER), []),
         (PeerDead(PEERS[0]), []),
         (PeerDead(PEERS[3]), [Lost(PEERS[3])]),
@@ -220,7 +219,6 @@ def test_bytes_of_a_push_are_a_sign_of_life() -> None:
     exchange = machine(PEERS[0], bytes([0, 0]))
     exchange.handle(ContributionReady(), 0.0)
     lines_are_quick(exchange, 1, *PEERS[2:])
-    exchange.handle(Heard(PEERS[1]), 0.0)
     assert lost_at(exchange, 1.0) == []
     exchange.handle(Moving(PEERS[1], held=False), STALL_S)
     assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
