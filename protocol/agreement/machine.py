@@ -58,7 +58,6 @@ from protocol.agreement.events import (
 from protocol.agreement.proposer import Proposer, ViewChangeLog
 from protocol.agreement.round_state import RoundState, is_result_lost
 from protocol.agreement.voter import Voter, helpers, result_for_planner
-from protocol.allreduce.assignment import plan_hash
 from protocol.allreduce.lateness import Patience
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import record_hash, verify_commit
@@ -80,7 +79,6 @@ from protocol.wire.messages import (
     Vote,
     VoterState,
     digest_in,
-    members_in,
 )
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -245,32 +243,6 @@ class RoundMachine:
         """True if an attempt of ours is under way."""
         return self._proposer.is_proposing
 
-    def followed_owners(self) -> list[PeerId]:
-        """Return the planned owners of chunks that another member averaged in our exchange."""
-        plan = self._state.plan
-        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
-        if plan is None or result is None:
-            return []
-        pairs = zip(plan.owners, result[1].signers, strict=True)
-        return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
-
-    def missed(self) -> dict[PeerId, set[PeerId]]:
-        """Return the members whose parts are missing in averages of our exchange, with the signers of these averages.
-
-        Only electors count as signers, unless there are none.
-        """
-        plan, electors = self._state.plan, self.base.electors
-        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
-        if plan is None or result is None:
-            return {}
-        members = [PeerId(member.peer) for member in plan.members]
-        missed: dict[PeerId, set[PeerId]] = {}
-        for entry, signer in zip(result[0], result[1].signers, strict=True):
-            if members[signer] in electors or not electors:
-                for peer in set(members) - {members[index] for index in members_in(entry.mask, len(members))}:
-                    missed.setdefault(peer, set()).add(members[signer])
-        return missed
-
     def waiting_for(self, view: View) -> list[PeerId]:
         """Return the peers that the round waits for before it is closed.
 
@@ -416,10 +388,7 @@ class RoundMachine:
         return self._voter.on_result_obtained(root)
 
     def _end(self, commit: Commit) -> list[RoundEffect]:
-        state, certificate = self._state, commit.certificate
-        state.decided = commit
-        proposer = state.ballot(certificate.attempt, certificate.absent, commit.record.members).proposer
-        state.closing.patience.proposers.delivered(proposer, self.base.round)
+        self._state.decided = commit
         return [Committed(commit)]
 
     def farewell(self) -> list[Send | Forward]:

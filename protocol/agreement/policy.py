@@ -316,7 +316,7 @@ class ClosingPolicy:
             [peer for peer in sorted(ask) if late_s >= min(self._share(peer) * grace_s, self._fair_s / 2)], now
         )
         if not waiting:
-            judge(self.patience.trainers, self._judging, [*self._late, *at_work, *coming], [*self.readys])
+            judge(self.patience.trainers, self._judging, [*self._late, *at_work, *coming])
         return asks, not waiting
 
     def decisive(self, view: View) -> list[PeerId]:

@@ -11,17 +11,13 @@ Policy
   longer than a dead one takes to be noticed.  So a member that is lost by suspicion alone is taken back when it is heard
   again (`PeerBack`): it owns its unfinished chunks again, and gets the parts that it has not received yet.  Its debts run on
   meanwhile, so nobody gains time by being suspected.
-* A member that owes us a part is also lost when nothing has come from it for
-  `stall_s` plus `PACES` times the pace of the other members.  A member that owes us a result is lost after twice that time,
-  because an owner may itself be waiting for another member.  The time is not doubled if the owners of most chunks went on
-  without the member.  `SilenceTracker` determines the bytes that count.
+* A member that owes us something is also lost when it is silent for too long.  `SilenceTracker` determines the bytes that
+  count.
 * A successor may give up an owner before we do.  We do not take the successor's result until we give up that owner as well,
   but then we request it at once.
-* A member that is never lost may still be late in every exchange.  We count the time for which it keeps us waiting for its
-  parts (`delays`), and the lateness of its averages compared with the averages of other owners (`lateness`).
-  `protocol.allreduce.lateness` remembers both.
-* An owner waits for late parts for at most `wait_s`, and then averages without them.  So a member that withholds its part
-  from one owner cannot delay the owner's averages by `owner_s`, after which other members give up the owner.
+* A member that is never silent may still be late compared with other members.  We count the time by which its averages are
+  late, and the time for which we wait for late parts ourselves (`lateness`).  Once it exceeds `ExchangeLimits.late_s`, the
+  owner is lost, or we average without the late parts.  `protocol.allreduce.lateness` remembers both.
 * Any other lost member stays lost in this exchange: no member waits for it again, but chunks that it still sends are
   accepted.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
@@ -30,7 +26,7 @@ Policy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -38,15 +34,11 @@ from protocol.allreduce.assignment import plan_hash, takeover_order
 from protocol.allreduce.buffers import share_of_buffers
 from protocol.allreduce.lateness import (
     CHUNK_TIMES,
-    OWNER_SHARE,
-    PACES,
-    RESULT_PATIENCE,
+    SPREAD,
     AverageDeadline,
-    DelayTimer,
     ExchangeLimits,
-    ExclusionCounts,
+    LatenessTimer,
     Observed,
-    PartDeadline,
     SilenceTracker,
 )
 from protocol.wire.identity import PeerId
@@ -120,13 +112,6 @@ ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | Regained | AllRed
 @dataclass(frozen=True)
 class ContributionReady:
     """Readiness of our own contribution to be sent, which starts the exchange."""
-
-
-@dataclass(frozen=True)
-class Heard:
-    """Start of a push from this peer."""
-
-    peer: PeerId
 
 
 @dataclass(frozen=True)
@@ -216,7 +201,6 @@ class ExchangeTick:
 
 ExchangeEvent = (
     ContributionReady
-    | Heard
     | Moving
     | PartArrived
     | ResultArrived
@@ -240,8 +224,8 @@ ExchangeEvent = (
 class OwnerFailover:
     """Failover of chunks to their present owners: the first awaited member in the takeover order, or we if none is left."""
 
-    def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId], shares: Mapping[PeerId, float]) -> None:
-        self._me, self._name, self._members, self._shares = me, plan_hash(plan), members, shares
+    def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId], ignored: Collection[PeerId]) -> None:
+        self._me, self._name, self._members, self._ignored = me, plan_hash(plan), members, ignored
         self._orders = [[members[owner]] for owner in plan.owners]
         """Takeover order of each chunk; only the planned owner, until that owner is lost."""
         self._turns = [0] * len(plan.owners)
@@ -249,13 +233,9 @@ class OwnerFailover:
         self.lost: dict[PeerId, None] = {}
         """Members for which nobody waits now."""
 
-    def share(self, peer: PeerId) -> float:
-        """Return this member's fraction of the waiting time."""
-        return self._shares.get(peer, 1.0)
-
     def is_awaited(self, peer: PeerId) -> bool:
         """Return True if other members wait for the chunks of this member."""
-        return peer not in self.lost and self.share(peer) > 0
+        return peer not in self.lost and peer not in self._ignored
 
     def planned(self, chunk: int) -> PeerId:
         """Return the owner of this chunk according to the plan."""
@@ -304,19 +284,20 @@ class ExchangeMachine:
         self.entries: dict[int, ChunkEntry] = {}
         self._limits, self._jury = limits, limits.jury or self.members
         self._index = {peer: index for index, peer in enumerate(self.members)}
-        self.failover = OwnerFailover(me, plan, self.members, limits.shares)
+        self.failover = OwnerFailover(me, plan, self.members, limits.ignored)
         self._suspects: dict[PeerId, None] = {}
         """Members that are lost by suspicion alone."""
         self._by_successors: set[int] = set()
         """Chunks whose results we hold, signed by another member than the planned owner."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed us something for too long."""
-        self.delays, self.lateness, self._parts_due = DelayTimer(now), DelayTimer(now), PartDeadline(now)
+        self.lateness, self._begun = LatenessTimer(now), now
+        self._parts_due: float | None = None
+        """Time after which parts are late for our chunks; None while most members are still delivering."""
         self._ownership = AverageDeadline([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we no longer wait."""
         self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * limits.stall_s)
-        self._exclusions = ExclusionCounts(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Members that signed a result of a chunk out of turn, by chunk.
 
@@ -382,9 +363,8 @@ class ExchangeMachine:
 
     def observed(self) -> Observed:
         """Return our observations of the lateness of other members."""
-        kept = {peer: seconds for peer, seconds in self.delays.seconds.items() if peer not in self.lost}
-        late = {peer: seconds for peer, seconds in self.lateness.seconds.items() if peer not in self.lost}
-        return Observed(kept, late, self.delays.all_s, self.left_out.keys(), self.stalled.keys())
+        late_s = {peer: seconds for peer, seconds in self.lateness.seconds.items() if peer not in self.lost}
+        return Observed(late_s, {**self.stalled, **self.left_out})
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -393,9 +373,6 @@ class ExchangeMachine:
         match event:
             case ContributionReady():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
-            case Heard(peer):
-                self._silence.announced(peer, now)
-                return []
             case Moving(peer, held):
                 if not held:
                     self._silence.moving(peer, now)
@@ -405,7 +382,6 @@ class ExchangeMachine:
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
             case ResultArrived(peer, chunk, entry, signer):
-                self._exclusions.note(signer, chunk, entry)
                 if chunk not in self.entries and signer != self.failover.planned(chunk):
                     self._by_successors.add(chunk)
                 return self._result_arrived(peer, chunk, entry, now)
@@ -498,12 +474,12 @@ class ExchangeMachine:
     def _tick(self, now: float) -> list[ExchangeEffect]:
         effects: list[ExchangeEffect] = []
         delaying = self._delaying(now)
-        self.delays.note(delaying, now)
-        self.lateness.note(self._ownership.late(self.entries, self._jury, self.owner, now) - {self.me}, now)
+        late = self._ownership.late(self.entries, self._jury, self.owner, now) - {self.me}
+        self.lateness.note(late | {self.me} if delaying else late, now)
         for peer in self._stalled(now):
             self.stalled[peer] = None
             effects += self._lose(peer)
-        if self.delays.all_s > self._limits.wait_s:
+        if self._is_too_late(self.me):
             self.left_out |= dict.fromkeys(sorted(delaying))
             for chunk in self._waiting():
                 effects += self._reduce_if_complete(chunk)
@@ -562,18 +538,20 @@ class ExchangeMachine:
         """Return the members that delay us, because only their parts are missing.
 
         First, more than half of the jury must have given their parts of all our chunks, or as many parts as there are
-        buffers for.  This sets the deadline for the other members.  Once it has passed, a member delays us if it has not
-        given its part of the first chunk for which this majority gave theirs.  Before the deadline no member counts as
-        delaying us, however far behind it is.
+        buffers for; the time for all parts is then extrapolated.  This sets the deadline for the other members.  Once it has
+        passed, a member delays us if it has not given its part of the first chunk for which this majority gave theirs.
+        Before the deadline no member counts as delaying us, however far behind it is.
         """
         mine = self._waiting()
         jury = {self._index[peer] for peer in self._jury}
         enough = min(len(mine), share_of_buffers(len(self.others)))
         given = Counter(index for chunk in mine for index in jury & self._parts.get(chunk, set()))
         most = 2 * sum(given[index] >= enough for index in jury) > len(jury)
-        done = sum(self.owner(chunk) == self.me for chunk in self.entries)
-        share = (done + enough) / (done + len(mine)) if mine else 1.0
-        if not self._parts_due.has_come(most, share, now):
+        if most and self._parts_due is None:
+            done = sum(self.owner(chunk) == self.me for chunk in self.entries)
+            share = (done + enough) / (done + len(mine)) if mine else 1.0
+            self._parts_due = self._begun + (1 + SPREAD) * (now - self._begun) / share
+        if not most or self._parts_due is None or now < self._parts_due:
             return set()
         ripe = (chunk for chunk in mine if 2 * len(jury & self._parts.get(chunk, set())) > len(jury))
         first = next((chunk for chunk in ripe if chunk not in self._reducing), None)
@@ -605,18 +583,22 @@ class ExchangeMachine:
         owners = {self.members[owner] for owner in self.plan.owners}
         # Members of the jury that owe us something from the beginning.
         senders = {*self._jury} & ({*self.others} if self._planned else owners)
-        silence_s = self._limits.stall_s + PACES * self._silence.pace_s(senders, self._limits.stall_s, now)
+        silence_s = self._limits.stall_s + (1 + SPREAD) * self._silence.pace_s(senders, self._limits.stall_s, now)
         parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):
             owner = self.owner(chunk)
             if chunk in self.entries or chunk in self._reducing:
                 continue
             if owner == self.me:
-                parts |= {peer: silence_s * self.failover.share(peer) for peer in self._missing(chunk)}
-            elif owner not in averages:
-                patience = 1.0 if self._exclusions.is_left_out(owner) else RESULT_PATIENCE
-                averages[owner] = patience * silence_s * max(self.failover.share(owner), OWNER_SHARE)
+                parts |= dict.fromkeys(self._missing(chunk), silence_s)
+            else:
+                averages[owner] = 2 * silence_s  # it may itself be waiting for another member
         overdue = {*self._silence.overdue(averages | parts, now, self._suspects)}
-        waiting = {owner for owner in averages if now < self._parts_due.at + self._limits.owner_s.get(owner, 0.0)} - {*parts}
-        late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self._limits.owner_s.get(peer, inf)]
-        return sorted((overdue - waiting) | {peer for peer in late if peer in averages or peer in parts})
+        late_s = self._limits.late_s
+        due = self._begun if self._parts_due is None else self._parts_due
+        waiting = {owner for owner in averages if now < due + late_s.get(owner, 0.0)} - {*parts}
+        late = {peer for peer in {**averages, **parts} if self._is_too_late(peer)}
+        return sorted((overdue - waiting) | late)
+
+    def _is_too_late(self, peer: PeerId) -> bool:
+        return self.lateness.seconds.get(peer, 0.0) > self._limits.late_s.get(peer, inf)

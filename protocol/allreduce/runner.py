@@ -33,7 +33,6 @@ from protocol.allreduce.machine import (
     ExchangeEvent,
     ExchangeMachine,
     ExchangeTick,
-    Heard,
     Lost,
     Moving,
     PartArrived,
@@ -358,7 +357,6 @@ class Receiver:
         layout = self._layouts.result if is_result else self._layouts.contribution
         if size != layout[header.chunk].size or self._results.released:
             return None
-        self._machine.handle(Heard(peer), trio.current_time())
         if is_result:
             if not self._is_due(peer, header):
                 return None

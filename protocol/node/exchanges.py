@@ -137,9 +137,9 @@ class Exchanges:
         newest = self.newest
         return newest.exchange.refusing if newest is not None and not newest.exchange.done.is_set() else []
 
-    def observed(self) -> Observed:
-        """Return our observations of other members' lateness in this round."""
-        return Observed.merge([running.exchange.machine.observed() for running in self._running.values()])
+    def observed(self) -> list[Observed]:
+        """Return our observations of lateness in each exchange of this round."""
+        return [running.exchange.machine.observed() for running in self._running.values()]
 
     def peer_dead(self, peer: PeerId) -> None:
         """Stop waiting for this peer, which has left or was ejected."""

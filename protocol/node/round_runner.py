@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import trio
 
@@ -725,16 +725,12 @@ class RoundRunner:
         return fair_time(self._computed_s, len(members))
 
     def _remember_stalls(self) -> None:
-        """Remember the members that stalled: our exchange waited for them, or another member averaged a chunk for them."""
-        if not isinstance(self._outcome, Commit):
-            return
-        members = {PeerId(member.peer) for member in self._outcome.record.members}
-        observed = self.exchanges.observed()
-        observed = replace(observed, stalled={*observed.stalled, *self.machine.followed_owners()})
-        self._patience.judge_exchange(
-            self.session.me, members, self.base, observed, self._replica.rounds.stall_s, self._fair(members)
-        )
-        self._patience.judge_missed(self.machine.missed(), self.base)
+        """Remember the members for which our exchanges waited."""
+        if isinstance(self._outcome, Commit):
+            members = {PeerId(member.peer) for member in self._outcome.record.members}
+            stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
+            for seen in self.exchanges.observed():
+                self._patience.judge_exchange(self.session.me, members, self.base, seen, stall_s, fair_s)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)

@@ -14,7 +14,7 @@ from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
 from protocol.agreement.proposer import ViewChangeLog
 from protocol.agreement.round_state import RoundState
-from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Observed, Patience
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Observed, Patience, deputised, share_of
 from protocol.chain.electorate import quorum_size
 from protocol.chain.finality import RecentWork
 from protocol.chain.progress import TasksInForce
@@ -364,10 +364,10 @@ def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
 def test_members_with_recent_work_answer_for_strangers_only_beside_an_elector(members: list[PeerId]) -> None:
     """The fourth peer is the elector, the first two did the recent work, and the third one stalls each exchange."""
     base = replace(BASE, electors=(PEERS[3],), work=RecentWork((tuple((peer, 10) for peer in PEERS[:2]),)))
-    patience, stalled = Patience(), Observed({}, {}, 0.0, [], [PEERS[2]])
+    patience, stalled = Patience(), Observed({}, [PEERS[2]])
     patience.judge_exchange(ME, members, base, stalled, stall_s=20.0, fair_s=1.0)
-    shares = patience.limits(ME, members, replace(base, round=base.round + 1), stall_s=20.0, fair_s=1.0).shares
-    assert shares[PEERS[2]] < 1.0 and (shares[PEERS[1]] == 1.0) == (PEERS[3] not in members)
+    with_friend = share_of(patience.members, deputised(replace(base, round=base.round + 1), members), PEERS[1])
+    assert (with_friend == 1.0) == (PEERS[3] not in members)
 
 
 def test_equal_parts_stay_equal_where_the_work_of_strangers_is_bounded() -> None:
