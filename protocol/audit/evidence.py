@@ -1,37 +1,47 @@
 """Proof that a peer lied: self-contained, and the same for every judge.
 
-There are four kinds:
+There are two lies:
 
+* Two statements of one peer in one slot.
 * A wrong average: the signed `ChunkResult` of the owner, the plan named in it, and the parts that the owner claims to have
   averaged.  Each part has a tree proof against its member's root in the plan.  The average of these parts differs from the
   signed one.
-* One statement that no honest peer signs.
-* Two statements of one peer that contradict each other.
-* A certificate that contradicts a record proposal: its signers voted in the proposer's ballot, but for another record.
 
-Some evidence can be judged only by a peer that knows the electors of the evidence's tip (`tip_needed`); every peer that has
-the chain up to this tip knows them.
+Both are proven by signatures and hashes alone, so every peer of the run can judge them, whatever chain it has.  Receivers
+refuse other statements that no honest peer signs, such as a proposal that its view changes do not justify.  Such a statement
+costs the round as much as silence, which cannot be proven.
 
-Pure.  `judge` relies only on signatures and hashes.
+`judge` is pure.  `Witness` compares the electors' statements on the newest tips, within a bounded memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from kernels.aggregate import Rule, aggregate
 from kernels.layout import Layouts
-from protocol.agreement.ballot import Ballot, carries_lock, flaw_of_locks, justify, plan_of
+from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import is_committed, plan_hash
-from protocol.chain.base import Base, fragment_of
-from protocol.chain.records import record_hash, verify_quorum
+from protocol.bounds import BoundedDict
+from protocol.chain.base import fragment_of
+from protocol.chain.history import History
+from protocol.chain.records import record_hash
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES, MAX_MEMBERS, Body, HashField, decode_body
+from protocol.wire.envelope import (
+    MAX_ENVELOPE_BYTES,
+    MAX_MEMBERS,
+    Body,
+    Envelope,
+    HashField,
+    decode_body,
+    is_authentic,
+    rebuild,
+)
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -39,7 +49,6 @@ from protocol.wire.messages import (
     ChunkResult,
     Commit,
     Lock,
-    LockName,
     Plan,
     PrevoteCertificate,
     Proposal,
@@ -54,24 +63,15 @@ from protocol.wire.messages import (
 from protocol.wire.rollouts import RolloutBatch
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Statements that no honest peer signs, alone or together with another statement of the same peer.
+# Slots.
 #
-# Two rules cover pairs of statements:
-#
-# * For each slot (`slot`) an honest peer signs one statement: one READY for each serial, one average for each chunk of a
-#   plan, one batch of rollouts for each number; and in each attempt on a tip one vote in each step, one proposal and one
-#   record proposal.  Its votes are on disk before they are sent, and after a restart it leads no attempt in which it took
-#   part before.
-# * The view change of an honest elector names the lock of its last second vote before that attempt (`hides_lock`).
-#
-# A voter also breaks the rules if it votes in an attempt that is lower than one that it has entered, but a vote does not
-# show the time at which it was cast.  A second vote of this kind contradicts the view changes for later attempts, which do
-# not name its lock; a first vote contradicts nothing.
-#
-# If members vote in place of electors, the rules about locks and proposers do not hold, because peers do not agree on the
-# members.  So these rules apply only to electors of the tip.
+# For each slot an honest peer signs one statement: one READY for each serial, one average for each chunk of a plan, one
+# batch of rollouts for each number; and in each attempt on a tip one vote in each step, one proposal and one record
+# proposal.  Its votes are on disk before they are sent, and after a restart it leads no attempt in which it took part
+# before.  A record proposal that continues no lock is of the plan that its author proposed in this attempt.
 
 
+Slot = tuple[object, ...]
 Tip = tuple[int, bytes]
 """Number of a round, and the tip on which it is based."""
 
@@ -88,139 +88,33 @@ def tip_of(body: Body) -> Tip | None:
     return None
 
 
-def slot(body: Body) -> tuple[object, ...] | None:
-    """Return the slot of a statement, for which an honest peer signs only one statement; None for other statements."""
+def slots(body: Body) -> dict[Slot, object]:
+    """Return the slots that a statement fills, each with its content; empty for statements that contradict no other."""
     match body:
         case Ready():
-            return ("ready", body.incarnation, body.serial)
+            return {("ready", body.incarnation, body.serial): body}
         case ChunkResult():
-            return ("chunk", body.plan, body.chunk)
+            return {("chunk", body.plan, body.chunk): body}
         case RolloutBatch():
-            return ("rollouts", body.tip, body.incarnation, body.number)
+            return {("rollouts", body.tip, body.incarnation, body.number): body}
         case Vote():
-            return ("vote", tip_of(body), body.attempt, body.step)
+            return {("vote", tip_of(body), body.attempt, body.step): body}
         case Proposal():
-            return ("proposal", tip_of(body), body.attempt)
+            attempt = tip_of(body), body.attempt
+            return {("proposal", *attempt): body, ("plan", *attempt): plan_hash(body.plan)}
         case RecordProposal():
-            return ("record proposal", tip_of(body), body.attempt)
-    return None
+            attempt = tip_of(body), body.attempt
+            filled: dict[Slot, object] = {("record proposal", *attempt): body}
+            if body.proof is None:
+                filled["plan", *attempt] = plan_hash(plan_of(body.record, body.provenance))
+            return filled
+    return {}
 
 
-# -- two statements -------------------------------------------------------------------------------------------------------
-
-
-def need_electors(one: Body, other: Body) -> bool:
-    """Return True if two statements can contradict each other only if their signer is an elector of their tip."""
-    if slot(one) is not None and slot(one) == slot(other):
-        return False
-    return tip_of(one) is not None and tip_of(one) == tip_of(other)
-
-
-def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> bool:
-    """Return True if no honest peer signs both statements.
-
-    base: the base with the tip of both statements; None if it is not known.
-    """
-    if slot(one) is not None and slot(one) == slot(other):
-        return one != other
-    if base is None or sender not in base.electors or not tip_of(one) == tip_of(other) == (base.round, base.tip):
-        return False
-    for first, second in ((one, other), (other, one)):
-        if hides_lock(first, second):
-            return True
-        if isinstance(first, Proposal) and isinstance(second, RecordProposal) and first.attempt == second.attempt:
-            return plan_hash(first.plan) != plan_hash(plan_of(second.record, second.provenance))
-    return False
-
-
-def hides_lock(earlier: Body, roll: Body) -> bool:
-    """Return True if `roll` omits a lock that an earlier view change or second vote of its signer on this tip implies."""
-    if not isinstance(roll, ViewChange):
-        return False
-    if isinstance(earlier, Vote):
-        if earlier.step is not Step.SECOND or earlier.attempt >= roll.attempt:
-            return False
-        made = LockName(attempt=earlier.attempt, absent=earlier.absent, record_hash=earlier.record_hash)
-        return _is_lost(made, earlier.attempt + 1, roll.reduced if earlier.absent else roll.lock)
-    if not isinstance(earlier, ViewChange) or earlier.attempt > roll.attempt:
-        return False
-    pairs = ((earlier.lock, roll.lock), (earlier.reduced, roll.reduced))
-    return any(_is_lost(before, earlier.attempt, after) for before, after in pairs)
-
-
-def _is_lost(before: LockName | None, attempt: int, after: LockName | None) -> bool:
-    """Return True if `after` is neither `before`, the last lock below `attempt`, nor a later lock."""
-    return after != before and (after is None or after.attempt < attempt)
-
-
-# -- one statement --------------------------------------------------------------------------------------------------------
-
-
-def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members: int) -> str | None:
-    """Return the reason why no honest peer signs this statement, as a phrase; None if an honest peer may.
-
-    base: the base with the tip of the statement; None if it is not known, in which case fewer lies are found.
-    """
-    if isinstance(body, ViewChange | Vote | Proposal | RecordProposal) and sender in body.absent:
-        return f"signed a {body.KIND} that names its own signer absent"
-    if isinstance(body, ViewChange):
-        flaw = flaw_of_locks(body)
-        return f"signed {flaw}" if flaw is not None else None
-    if isinstance(body, Proposal | RecordProposal) and base is not None and tip_of(body) == (base.round, base.tip):
-        flaw = _unjustified(run, sender, body, base, max_members)
-        return f"signed a {body.KIND} that nothing justifies: {flaw}" if flaw is not None else None
-    return None
-
-
-def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, base: Base, max_members: int) -> str | None:
-    """Return the reason why the view changes in this statement of an elector do not justify it; None if they do."""
-    ballot = Ballot(base, body.attempt, tuple(map(PeerId, body.absent)))
-    if sender not in base.electors:
-        return None
-    if not ballot.is_sound:
-        return "it lists a non-elector as absent, or is of an attempt without a ballot"
-    if not ballot.may_propose(sender):
-        return "it was not its turn"
-    try:
-        justification = justify(run, ballot, body.rolls)
-        if isinstance(body, RecordProposal) and carries_lock(run, justification, body.record, body.proof):
-            return None
-    except Malformed as error:
-        return str(error)
-    if justification.highest_locks():
-        return "its view changes name a lock, whose record must be put to the vote"
-    plan: Plan = body.plan if isinstance(body, Proposal) else plan_of(body.record, body.provenance)
-    return None if justification.allows_plan(plan, max_members) else "its plan leaves out an elector that was ready"
-
-
-# -- votes in certificates ------------------------------------------------------------------------------------------------
-
-
-class Claim(NamedTuple):
-    """An unchecked certificate, which claims that its signers cast `vote`."""
-
-    vote: Vote
-    certificate: Certificate
-
-
-def certified(body: Body) -> Claim | None:
-    """Return the claim of the certificate in `body`; None if there is no certificate."""
-    match body:
-        case PrevoteCertificate():
-            proof, step, tip, name = body.certificate, Step.FIRST, (body.round, body.base), body.record_hash
-        case Commit(record=record):
-            proof, step, tip, name = body.certificate, Step.SECOND, (record.round, record.previous), record_hash(record)
-        case Lock(record=record) | RecordProposal(record=record) if body.proof is not None:
-            proof, step, tip, name = body.proof, Step.FIRST, (record.round, record.previous), record_hash(record)
-        case _:
-            return None
-    return Claim(vote_in(proof, step, tip, name), proof)
-
-
-def vote_in(certificate: Certificate, step: Step, tip: Tip, record: bytes) -> Vote:
-    """Return the vote that all signers of a certificate cast."""
-    attempt, absent = certificate.attempt, certificate.absent
-    return Vote(round=tip[0], base=tip[1], attempt=attempt, step=step, absent=absent, record_hash=record)
+def contradict(one: Body, other: Body) -> bool:
+    """Return True if no honest peer signs both statements."""
+    first, second = slots(one), slots(other)
+    return any(first[slot] != second[slot] for slot in first.keys() & second.keys())
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -248,47 +142,16 @@ class WrongAverage(Body):
     parts: Annotated[list[AveragedPart], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 
-class OneStatement(Body):
-    """An envelope that no honest peer signs."""
-
-    KIND: ClassVar[str] = "one statement"
-    statement: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
-
-
 class TwoStatements(Body):
-    """Two envelopes of one peer that contradict each other."""
+    """Two envelopes of one peer, with different statements in one slot."""
 
     KIND: ClassVar[str] = "two statements"
     first: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
     second: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
 
 
-class ContraryRecordProposal(Body):
-    """A record proposal in a ballot of the whole electorate, and a certificate of that ballot for another record.
-
-    Only the signer of the record proposal may propose in that ballot, and at least one voter in a quorum is honest: so the
-    signer signed two record proposals.  (A quorum of a part of the electorate may include no honest voter.)
-    """
-
-    KIND: ClassVar[str] = "contrary motion"
-    motion: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
-    record_hash: HashField
-    step: Annotated[Step, Field(strict=False)]
-    certificate: Certificate
-
-
-Evidence = WrongAverage | OneStatement | TwoStatements | ContraryRecordProposal
-KINDS: dict[str, type[Evidence]] = {
-    cls.KIND: cls for cls in (WrongAverage, OneStatement, TwoStatements, ContraryRecordProposal)
-}
-
-
-class UnknownTip(Exception):
-    """Failure to judge evidence against `signer`, because the electors of its tip are not known here."""
-
-    def __init__(self, signer: PeerId, tip: Tip) -> None:
-        super().__init__(f"round {tip[0]} on {tip[1].hex():.16}")
-        self.signer, self.tip = signer, tip
+Evidence = WrongAverage | TwoStatements
+KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, TwoStatements)}
 
 
 @dataclass(frozen=True)
@@ -306,16 +169,12 @@ class ProvenLie:
 
 @dataclass(frozen=True)
 class Law:
-    """Rules fixed by the manifest.
-
-    layouts: the chunks of contributions and results, the same in all fragments.  max_members: the most members of a round.
-    """
+    """Rules fixed by the manifest.  layouts: the chunks of contributions and results, the same in all fragments."""
 
     run: Hash
     fragments: int
     layouts: Layouts
     rule: Rule
-    max_members: int
 
 
 def encode_evidence(evidence: Evidence) -> bytes:
@@ -339,51 +198,9 @@ def decode_evidence(raw: bytes) -> Evidence:
     return decode_body(kind, fields["case"], max_bytes=MAX_EVIDENCE_BYTES)
 
 
-def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
-    """Return the accused peer, and the tip whose electors the judge must know; None if the evidence needs no tip.
-
-    Raise `Malformed` if a statement in the evidence is malformed.
-    """
-    tip: Tip | None = None
-    match evidence:
-        case WrongAverage():
-            return None
-        case OneStatement():
-            signer, body, _ = unpack(evidence.statement, law.run)
-            tip = tip_of(body) if isinstance(body, Proposal | RecordProposal) else None
-        case TwoStatements():
-            signer, body, _ = unpack(evidence.first, law.run)
-            _, second, _ = unpack(evidence.second, law.run)
-            tip = tip_of(body) if need_electors(body, second) else None
-        case ContraryRecordProposal():
-            signer, body, _ = unpack(evidence.motion, law.run)
-            tip = tip_of(body)
-    return (signer, tip) if tip is not None else None
-
-
-def judge(law: Law, evidence: Evidence, base: Base | None = None) -> ProvenLie:
-    """Return the verdict that the evidence proves; raise `Malformed` if it proves nothing.
-
-    base: the tip that `tip_needed` names, with its electors; raise `UnknownTip` if it is needed and not given.
-    """
-    needed = tip_needed(law, evidence)
-    if needed is not None and (base is None or (base.round, base.tip) != needed[1]):
-        raise UnknownTip(*needed)
-    match evidence:
-        case WrongAverage():
-            return _wrong_average(law, evidence)
-        case OneStatement():
-            signer, body, _ = unpack(evidence.statement, law.run)
-            lie = lie_of(law.run, signer, body, base, law.max_members)
-            if lie is None:
-                raise Malformed("a statement that an honest peer may sign")
-            return ProvenLie(signer, lie)
-        case TwoStatements():
-            return _two_statements(law, evidence, base)
-        case ContraryRecordProposal():
-            if base is None:
-                raise Malformed("not a record proposal")
-            return _contrary_record_proposal(law, evidence, base)
+def judge(law: Law, evidence: Evidence) -> ProvenLie:
+    """Return the verdict that the evidence proves; raise `Malformed` if it proves nothing."""
+    return _wrong_average(law, evidence) if isinstance(evidence, WrongAverage) else _two_statements(law, evidence)
 
 
 def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
@@ -424,10 +241,10 @@ def right_hash(rule: Rule, layouts: Layouts, chunk: int, parts: Sequence[bytes |
     return chunk_hash(mean)
 
 
-def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> ProvenLie:
+def _two_statements(law: Law, case: TwoStatements) -> ProvenLie:
     sender, first, _ = unpack(case.first, law.run)
     other, second, _ = unpack(case.second, law.run)
-    if sender != other or not contradict(sender, first, second, base):
+    if sender != other or not contradict(first, second):
         raise Malformed("two statements that do not contradict each other")
     if isinstance(first, ChunkResult) and isinstance(second, ChunkResult):
         averages = ((first.chunk, first.entry.hash), (second.chunk, second.entry.hash))
@@ -437,21 +254,135 @@ def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> ProvenL
     return ProvenLie(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")
 
 
-def _contrary_record_proposal(law: Law, case: ContraryRecordProposal, base: Base) -> ProvenLie:
-    sender, proposal, _ = unpack(case.motion, law.run)
-    certificate = case.certificate
-    if (
-        not isinstance(proposal, RecordProposal)
-        or certificate.attempt != proposal.attempt
-        or certificate.absent
-        or proposal.absent
-    ):
-        raise Malformed("a certificate that is not of the record proposal's ballot, or is of a part of the electorate")
-    if record_hash(proposal.record) == case.record_hash:
-        raise Malformed("a certificate for the record that was put to the vote")
-    ballot = Ballot(base, proposal.attempt)
-    if not base.electors or not ballot.may_propose(sender):
-        raise Malformed("a record proposal whose sender is not the proposer")
-    vote = vote_in(certificate, case.step, (base.round, base.tip), case.record_hash)
-    verify_quorum(law.run, base, ballot.voters, vote, certificate.votes)
-    return ProvenLie(sender, f"put two records to the vote in attempt {proposal.attempt} of round {base.round}")
+# ------------------------------------------------------------------------------------------------------------------------
+# The witness sees all statements that reach this peer about the running round and the round before it: votes (which a
+# proposer collects), proposals and record proposals, and the certificates in prevote certificates, commits, locks and
+# record proposals, which hold votes.  Safety does not rest on the witness: it does not catch a liar that sends different
+# statements to two peers that never compare them.
+
+
+TIPS = 2
+"""Number of the newest tips watched: the running round's tip, and the tip before it, whose last votes may still arrive."""
+KEPT_STATEMENTS = 48
+KEPT_BYTES = 2 << 20
+"""Limit on the bytes of one elector's statements; the oldest are evicted.  The largest record proposal takes half of it."""
+KEPT_CERTIFICATES = 8
+"""Number of certificates kept for each elector that sent them."""
+
+
+class Claim(NamedTuple):
+    """An unchecked certificate, which claims that its signers cast `vote`."""
+
+    vote: Vote
+    certificate: Certificate
+
+
+def certified(body: Body) -> Claim | None:
+    """Return the claim of the certificate in `body`; None if there is no certificate."""
+    match body:
+        case PrevoteCertificate():
+            proof, step, tip, name = body.certificate, Step.FIRST, (body.round, body.base), body.record_hash
+        case Commit(record=record):
+            proof, step, tip, name = body.certificate, Step.SECOND, (record.round, record.previous), record_hash(record)
+        case Lock(record=record) | RecordProposal(record=record) if body.proof is not None:
+            proof, step, tip, name = body.proof, Step.FIRST, (record.round, record.previous), record_hash(record)
+        case _:
+            return None
+    attempt, absent = proof.attempt, proof.absent
+    vote = Vote(round=tip[0], base=tip[1], attempt=attempt, step=step, absent=absent, record_hash=name)
+    return Claim(vote, proof)
+
+
+class _Statement(NamedTuple):
+    """One signed statement, which is decoded again when it is compared."""
+
+    round: int
+    slots: Set[Slot]
+    raw: bytes
+
+
+@dataclass
+class _Testimony:
+    """Statements that one elector has signed, and certificates that it has sent; the oldest first."""
+
+    statements: list[_Statement] = field(default_factory=list)
+    claims: BoundedDict[bytes, Claim] = field(default_factory=lambda: BoundedDict(KEPT_CERTIFICATES))
+
+    def keep(self, statement: _Statement) -> None:
+        self.statements.append(statement)
+        while len(self.statements) > KEPT_STATEMENTS or sum(len(each.raw) for each in self.statements) > KEPT_BYTES:
+            del self.statements[0]
+
+    def forget_before(self, round: int) -> None:
+        self.statements = [each for each in self.statements if each.round >= round]
+        for name in [name for name, each in self.claims.items() if each.vote.round < round]:
+            del self.claims[name]
+
+
+class Witness:
+    """Witness of one node."""
+
+    def __init__(self, run: Hash, history: History) -> None:
+        self._run, self._history = run, history
+        self._testimonies: dict[PeerId, _Testimony] = {}
+        self._oldest = 0
+        """Number of the first round whose tip is watched."""
+
+    def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> list[TwoStatements]:
+        """Record a statement with a verified signature; return proof of the lies that it shows."""
+        tip = tip_of(body)
+        base = self._history.base_at(*tip) if tip is not None else None
+        oldest = max(0, self._history.length + 1 - TIPS)
+        if oldest != self._oldest:
+            self._oldest = oldest
+            for each in self._testimonies.values():
+                each.forget_before(oldest)
+            self._testimonies = {peer: each for peer, each in self._testimonies.items() if each.statements or each.claims}
+        if base is None or base.round < self._oldest or sender not in base.electors:
+            return []
+        testimony, lies, filled = (
+            self._testimonies.setdefault(sender, _Testimony()),
+            list[TwoStatements](),
+            slots(body).keys(),
+        )
+        known = [each for each in testimony.statements if each.slots & filled]
+        others = [each.raw for each in known if each.raw != envelope.raw]
+        if isinstance(body, Vote):
+            others += self._votes_in(self._rivals(body), sender)
+        contrary = next((raw for raw in others if contradict(unpack(raw, self._run)[1], body)), None)
+        if contrary is not None:
+            lies.append(TwoStatements(first=contrary, second=envelope.raw))
+        elif filled and all(each.slots != filled for each in known):
+            testimony.keep(_Statement(base.round, frozenset(filled), envelope.raw))
+        claim = certified(body)
+        if claim is not None and claim.vote.encode() not in testimony.claims:
+            testimony.claims[claim.vote.encode()] = claim
+            lies += self._on_claim(claim)
+        return lies
+
+    def _rivals(self, vote: Vote) -> list[Claim]:
+        """Return the certificates of other votes in the slot of `vote`."""
+        claims = [claim for testimony in self._testimonies.values() for claim in testimony.claims.values()]
+        return [claim for claim in claims if claim.vote != vote and contradict(claim.vote, vote)]
+
+    def _on_claim(self, claim: Claim) -> list[TwoStatements]:
+        """Return proof against the signers of a certificate that voted otherwise in the same slot."""
+        lies, rivals, filled = list[TwoStatements](), self._rivals(claim.vote), slots(claim.vote).keys()
+        for each in claim.certificate.votes:
+            voter = PeerId(each.peer)
+            kept = self._testimonies[voter].statements if voter in self._testimonies else []
+            own = [each.raw for each in kept if each.slots == filled and unpack(each.raw, self._run)[1] != claim.vote]
+            others = own or self._votes_in(rivals, voter)
+            if not others:
+                continue
+            ours = self._votes_in([claim], voter)
+            if not ours:
+                break  # the certificate is forged
+            lies.append(TwoStatements(first=others[0], second=ours[0]))
+        return lies
+
+    def _votes_in(self, claims: Sequence[Claim], voter: PeerId) -> list[bytes]:
+        """Return the envelopes of the votes that `voter` signed in certificates, without the forged ones."""
+        signed = [(claim.vote, each) for claim in claims for each in claim.certificate.votes if each.peer == voter]
+        votes = [rebuild(self._run, Vote.KIND, voter, vote.encode(), each.signature) for vote, each in signed]
+        return [vote.raw for vote in votes if is_authentic(vote)]

@@ -12,7 +12,7 @@ from protocol.agreement.machine import RELAYED
 from protocol.allreduce.lateness import Patience
 from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import ProvenLie, TwoStatements, slot
+from protocol.audit.evidence import ProvenLie, TwoStatements, contradict
 from protocol.chain.replica import Replica
 from protocol.disk import let_go
 from protocol.membership.handshake import Handshake
@@ -155,8 +155,8 @@ class EarlyReadyBuffer:
         if known is not None and known.envelope.raw == envelope.raw:
             return False
         if known is not None and (ready.incarnation, ready.serial) <= (known.ready.incarnation, known.ready.serial):
-            contradicts = slot(ready) == slot(known.ready) and ready != known.ready
-            return TwoStatements(first=known.envelope.raw, second=envelope.raw) if contradicts else False
+            is_lie = contradict(known.ready, ready)
+            return TwoStatements(first=known.envelope.raw, second=envelope.raw) if is_lie else False
         return self._keep(sender, _Heard(ready, envelope, is_live))
 
     def _keep(self, sender: PeerId, heard: _Heard) -> bool:

@@ -259,8 +259,7 @@ ATTACKS = [
         "motion with one roll",
         "of the quorum that it needs",
         holding(
-            proven,
-            forge(Altering(RecordProposal, lambda machine, motion: motion.model_copy(update={"rolls": motion.rolls[:1]}))),
+            forge(Altering(RecordProposal, lambda machine, motion: motion.model_copy(update={"rolls": motion.rolls[:1]})))
         ),
     ),
     Attack(

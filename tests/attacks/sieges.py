@@ -9,18 +9,15 @@ from typing import Any
 
 import trio
 
-from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_hash
 from protocol.chain.base import fragment_of
 from protocol.chain.records import genesis_tip
-from protocol.events import events as ev
 from protocol.events.status import WhyIdle
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Refused
-from protocol.wire.envelope import Body, decode_body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Accusation, Certificate, Lock, Ready, Signature, ViewChange, pack
 from protocol.wire.presence import Heartbeat, Phase, Role
-from protocol.wire.questions import EvidenceRequest
 from tests.attacks.forgeries import keys
 from tests.attacks.questions import dear_questions
 from tests.attacks.siege import Conduct, Siege, forward
@@ -80,19 +77,11 @@ async def decoding(siege: Siege) -> str:
 
 
 async def accusations(siege: Siege) -> str:
-    """Accusations, more than are looked into at a time; proofs come up to their last part, which never comes."""
-    size = 8 << 20
-
-    async def trickle(kind: str, data: bytes) -> bytes:
-        question = decode_body(EvidenceRequest, data)
-        if kind != "evidence" or question.offset + question.length >= size:
-            await trio.sleep_forever()
-        return bytes(question.length)
+    """Accusations of many peers, each with a proof of its own."""
 
     async def accuse(cast: Cast) -> None:
-        cast.answer = trickle
         nobodies = keys(16, f"nobody of {cast.identity.peer_id}")
-        said = [Accusation(accused=key.peer_id, evidence=key.public_key, size=size) for key in nobodies]
+        said = [Accusation(accused=key.peer_id, evidence=key.public_key, size=8 << 20) for key in nobodies]
         raw = [(key, pack(cast.identity, cast.run, each).raw) for key, each in zip(nobodies, said, strict=True)]
         while True:
             await forward(cast, raw)
@@ -185,29 +174,6 @@ async def _until_refused(ask: Callable[[], Any]) -> None:
         return
 
 
-async def evidence(siege: Siege) -> str:
-    """True proofs against keys that were made to be sacrificed."""
-    accuser, proofs = siege.casts[0], dict[bytes, bytes]()
-
-    async def deliver(kind: str, data: bytes) -> bytes:
-        question = decode_body(EvidenceRequest, data)
-        return proofs[question.evidence][question.offset : question.offset + question.length]
-
-    def accused() -> Iterator[tuple[Identity, bytes]]:
-        for key in keys(300):
-            one, other = (pack(key, siege.run, _ready(siege, 1, tokens)).raw for tokens in (8, 16))
-            proof = encode_evidence(TwoStatements(first=one, second=other))
-            proofs[evidence_hash(proof)] = proof
-            said = Accusation(accused=key.peer_id, evidence=evidence_hash(proof), size=len(proof))
-            yield key, pack(accuser.identity, siege.run, said).raw
-
-    accuser.answer = deliver
-    for _ in range(2):
-        await forward(accuser, accused())
-        await trio.sleep(SECONDS / 2)
-    return f"{len(proofs)} proofs, {len(siege.target.heard(ev.PeerEjected))} taken"
-
-
 def _ready(siege: Siege, serial: int, tokens: int = 8) -> Ready:
     return Ready(
         round=0,
@@ -284,12 +250,11 @@ async def every_question(siege: Siege) -> str:
 SIEGES: dict[str, tuple[str, Conduct, int]] = {
     "siege: signatures": ("large statements, each signed for itself", signatures, 3),
     "siege: slow to decode": ("the largest, and bombs", decoding, 4),
-    "siege: accusations": ("proofs up to their last part", accusations, 3),
+    "siege: accusations": ("of strangers", accusations, 3),
     "siege: 1024 keys with addresses": ("eight each, at which nobody answers", addresses, 1),
     "siege: 256 links, 2048 heartbeats": ("of strangers", links, 32),
     "siege: huge questions": ("2 MiB each, without the last byte", questions, 12),
     "siege: every question": ("of one kind after the other", every_question, 32),
-    "siege: 300 proofs": ("against keys made to be sacrificed", evidence, 1),
     "siege: READYs, rolls, locks": ("as many as a peer may send", floods, 3),
 }
 """How, by whom, and by how many strangers."""

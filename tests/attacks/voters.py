@@ -268,8 +268,8 @@ ATTACKS = [
     Attack("2^50 attempts ahead", "with every roll", holding(forge(ahead(2**50)))),
     Attack("climbing attempts", "above every roll that it hears", holding(forge(climbing))),
     *(
-        Attack(name, how, holding(*within, forge(Altering(ViewChange, change))))
-        for name, how, change, *within in (
+        Attack(name, how, holding(forge(Altering(ViewChange, change))))
+        for name, how, change in (
             ("holds everything", "says that it has every READY", holding_all),
             (
                 "false plan in rolls",
@@ -281,7 +281,6 @@ ATTACKS = [
                 "counts itself out",
                 "in its own rolls",
                 lambda machine, roll: roll.model_copy(update={"absent": [machine.me]}),
-                proven,
             ),
         )
     ),

@@ -28,7 +28,7 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     """Whom the proof on this peer's disk convicts, judged here from the manifest alone.  The peer must be down."""
     signed = open_manifest(swarm.manifest.read_bytes())
     manifest = signed.manifest
-    law = Law(signed.run, manifest.fragments, manifest.layouts, manifest.aggregation, manifest.rounds.max_members)
+    law = Law(signed.run, manifest.fragments, manifest.layouts, manifest.aggregation)
     stores = [Store(path.parent.parent) for path in peer.folder.rglob(f"evidence/{proof}")]
     found = [store.evidence.load(Hash(bytes.fromhex(proof))) for store in stores]
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from protocol.allreduce.runner import ExchangeAsk, PushHeader
-from protocol.audit.evidence import (
-    AveragedPart,
-    ContraryRecordProposal,
-    OneStatement,
-    TwoStatements,
-    WrongAverage,
-    encode_evidence,
-)
+from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, encode_evidence
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunkNews, ChunksReply, ChunksRequest, LeavesRequest
 from protocol.run.admission import HelloReply, bearer_token, bound_token, make_hello, make_proof
 from protocol.wire.envelope import Body, seal
@@ -169,13 +162,6 @@ EVIDENCE = [
         ),
         TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"),
         TwoStatements(first=pack(ONE, RUN, VOTE).raw, second=pack(ONE, RUN, ROLL).raw),
-        OneStatement(statement=pack(ONE, RUN, MOTION).raw),
-        ContraryRecordProposal(
-            motion=pack(ONE, RUN, MOTION).raw,
-            record_hash=TIP,
-            step=Step.FIRST,
-            certificate=CERTIFICATE.model_copy(update={"attempt": 1, "absent": []}),
-        ),
     )
 ]
 GUEST = Identity.from_seed(bytes([1]) * 32).peer_id

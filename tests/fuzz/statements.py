@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from protocol.allreduce.runner import PushHeader
-from protocol.audit.evidence import slot, tip_of
+from protocol.audit.evidence import slots, tip_of
 from protocol.events.events import Event, HandlerFailed
 from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed
@@ -104,7 +104,7 @@ class Mouth:
                 await self._push(handlers, key)
             else:
                 body = self._grammar.body(STATEMENTS[kind])
-                if body is None or (key is self._member and self._careful and (slot(body) or tip_of(body))):
+                if body is None or (key is self._member and self._careful and (slots(body) or tip_of(body))):
                     return
                 raw = pack(key, self._world.signed.run, body).raw
                 self._words.raw.append(raw)

@@ -23,7 +23,7 @@ from tests.protocol.members import a_member
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 
 RUN = Hash(b"\x05" * 32)
-LAW = Law(RUN, 1, chunk_layouts(LADDER["int4"], 600, 256), "clip", 4)
+LAW = Law(RUN, 1, chunk_layouts(LADDER["int4"], 600, 256), "clip")
 MEMBERS = sorted((ME, ANN, BOB), key=lambda identity: identity.peer_id)
 OWNERS = [MEMBERS.index(owner) for owner in (ANN, ANN, BOB)]
 ENTRIES = [ChunkEntry(hash=bytes([chunk]) * 32, mask=b"\x07") for chunk in range(3)]

@@ -10,52 +10,37 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.ejection import (
-    AGAIN_S,
-    MAX_PENDING,
-    SPACING_S,
-    STRANGER_BYTES,
-    STRANGER_PLACES,
-    STRANGERS_BYTES_PER_S,
-    AccusationOutcome,
-    Accusations,
-    Ejections,
-    deadline_s,
-)
-from protocol.audit.evidence import (
-    OneStatement,
-    ProvenLie,
-    TwoStatements,
-    encode_evidence,
-    evidence_hash,
-)
-from protocol.chain.base import Base
+from protocol.audit.ejection import AGAIN_S, BYTES_AT_ONCE, PROOFS_AT_ONCE, SPACING_S, Ejections, deadline_s
+from protocol.audit.evidence import ProvenLie, TwoStatements, encode_evidence, evidence_hash
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
 from protocol.disk import StoreFull
 from protocol.events.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
-from protocol.transport.handlers import Guard
-from protocol.transport.interface import Refused
+from protocol.transport.handlers import Guard, Statement
+from protocol.transport.interface import Acceptance, Refused
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, pack, unpack
 from protocol.wire.questions import EvidenceRequest
-from tests.protocol import council
 from tests.protocol.answering import ask
+from tests.protocol.chains import a_run
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_first_ready, a_heartbeat, a_session, at_once
-from tests.simulation.world import simulated_run
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
-LIAR, ACCUSER, OTHER = BOB.peer_id, ANN.peer_id, Identity.from_seed(b"\x09" * 32).peer_id
+CAT = Identity.from_seed(b"\x09" * 32)
+LIAR, ACCUSER, OTHER = BOB.peer_id, ANN.peer_id, CAT.peer_id
+MORE = [Identity.from_seed(bytes([number]) * 32) for number in range(0x10, 0x10 + PROOFS_AT_ONCE)]
+SIGNED = a_run(ANN, BOB, CAT, *MORE)
+"""All of them are electors."""
 
 
 def ready(tokens: int, author: Identity = BOB) -> bytes:
     """The liar's READY with this many tokens."""
-    return pack(author, simulated_run().run, a_first_ready(round=1, tokens=tokens)).raw
+    return pack(author, SIGNED.run, a_first_ready(round=1, tokens=tokens)).raw
 
 
 PROOF = TwoStatements(first=ready(8), second=ready(16))
@@ -67,11 +52,16 @@ def accusation(raw: bytes = RAW, accused: PeerId = LIAR) -> Accusation:
     return Accusation(accused=accused, evidence=evidence_hash(raw), size=len(raw))
 
 
+def claim(number: int, size: int = 100) -> Accusation:
+    """An accusation whose proof nobody holds."""
+    return Accusation(accused=LIAR, evidence=number.to_bytes(32, "big"), size=size)
+
+
 class Table:
-    """We have heard both others.  Evidence is asked of `ACCUSER`, who answers from `held`."""
+    """We have heard both others.  `ACCUSER` and `OTHER` are electors, and answer from `held`."""
 
     def __init__(self, folder: Path, network: TableNetwork | None = None) -> None:
-        signed = simulated_run()
+        signed = SIGNED
         self.run, self.events, self.network = signed.run, list[Event](), network or TableNetwork()
         self.verdicts: list[ProvenLie] = []
         self.membership = Membership(ME.peer_id, 0.0, TheseMembers())
@@ -84,12 +74,18 @@ class Table:
         self.ejections = Ejections(session, guard, self.replica, self.membership, at_once, self.verdicts.append)
         self.held = RAW
         self.asked: list[PeerId] = []
-        self.network.answers[ACCUSER] = partial(self.answer, ACCUSER)
+        for peer in (ACCUSER, OTHER):
+            self.network.answers[peer] = partial(self.answer, peer)
 
-    async def look_into(self, told: Accusation) -> ProvenLie | None:
+    def hear(self, told: Accusation, accuser: Identity = ANN) -> bool:
+        """Return True if the accusation is accepted.  The guard is closed, so `examine` is left to the test."""
+        said = Statement(accuser.peer_id, told, pack(accuser, self.run, told), accuser.peer_id)
+        return self.ejections.hear_accusation(said) is Acceptance.ACCEPT
+
+    async def examine(self, told: Accusation) -> None:
         """As when `ACCUSER` has said it."""
-        assert self.ejections.hear(ACCUSER, told) is AccusationOutcome.NEW
-        return await self.ejections.look_into(told)
+        assert self.hear(told)
+        await self.ejections.examine(ACCUSER)
 
     async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         assert kind == "evidence"
@@ -148,9 +144,9 @@ async def test_a_restarted_peer_judges_again_what_lies_on_disk(table: Table) -> 
 
 
 async def test_an_accusation_with_proof_ejects(table: Table) -> None:
-    verdict = await table.look_into(accusation())
-    assert verdict is not None and table.has_ejected()
-    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED, "it is known"
+    await table.examine(accusation())
+    assert table.has_ejected()
+    assert not table.hear(accusation()), "it is known"
 
 
 @pytest.mark.parametrize(
@@ -166,31 +162,30 @@ async def test_an_accusation_with_proof_ejects(table: Table) -> None:
 )
 async def test_an_accuser_without_proof_is_not_believed_again(table: Table, held: bytes, told: Accusation) -> None:
     table.held = held
-    assert await table.look_into(told) is None
+    await table.examine(told)
     assert not table.has_ejected()
     assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
     await trio.sleep(86_400)
-    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
+    assert not table.hear(accusation())
 
 
-async def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(table: Table) -> None:
+async def test_accusations_of_ourselves_of_the_accuser_or_by_a_stranger_are_not_examined(table: Table) -> None:
     await trio.lowlevel.checkpoint()
-    assert table.ejections.hear(ACCUSER, accusation(accused=ME.peer_id)) is AccusationOutcome.UNWANTED
-    assert table.ejections.hear(LIAR, accusation()) is AccusationOutcome.UNWANTED
+    assert not table.hear(accusation(accused=ME.peer_id))
+    assert not table.hear(accusation(), BOB)
+    assert not table.hear(accusation(), Identity.from_seed(b"\x77" * 32))
+    assert table.asked == []
 
 
-@pytest.mark.parametrize("answers", [True, False])
-async def test_accusations_of_one_proof_are_one_case_and_the_next_accuser_is_asked_if_one_fails(
-    table: Table, answers: bool
-) -> None:
-    """Honest accusers cause it: both heard of the lie, and both say so."""
-    table.network.answers[OTHER] = partial(table.answer, OTHER)
-    if not answers:
-        del table.network.answers[ACCUSER]
-    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
-    assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.JOINED
-    assert await table.ejections.look_into(accusation()) is not None
-    assert table.has_ejected() and table.asked == [ACCUSER if answers else OTHER]
+async def test_a_proof_is_fetched_once_and_from_another_accuser_if_the_first_fails(table: Table) -> None:
+    """Honest accusers cause it: both heard of the lie, and both say so, again and again."""
+    del table.network.answers[ACCUSER]
+    assert table.hear(accusation()) and table.hear(accusation(), CAT)
+    await table.ejections.examine(ACCUSER)
+    assert not table.has_ejected() and not table.hear(accusation()), "it waits"
+    assert table.hear(accusation(), CAT)
+    await table.ejections.examine(OTHER)
+    assert table.has_ejected() and table.asked == [OTHER]
 
 
 async def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(table: Table) -> None:
@@ -199,29 +194,34 @@ async def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(table: T
         return bytes(decode_body(EvidenceRequest, data).length)
 
     table.network.answers[ACCUSER] = trickle
-    told = Accusation(accused=LIAR, evidence=bytes(32), size=8 << 20)
     began = trio.current_time()
-    assert await table.look_into(told) is None
+    await table.examine(claim(1, 8 << 20))
     assert trio.current_time() - began == pytest.approx(deadline_s(8 << 20))
-    assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
+    assert not table.hear(accusation())
 
 
-async def test_a_member_takes_the_turn_of_a_stranger_that_delays_its_proof(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(kind: str, data: bytes) -> bytes:
-        await trio.sleep_forever()
-        raise AssertionError
+async def test_an_accuser_that_fails_again_waits_twice_as_long(table: Table) -> None:
+    table.network.answers.clear()
+    waits = []
+    for _ in range(3):
+        await table.examine(accusation())
+        began = trio.current_time()
+        while not table.hear(accusation()):
+            await trio.sleep(1)
+        await table.ejections.examine(ACCUSER)
+        waits.append(round(trio.current_time() - began))
+        await trio.sleep(2 * waits[-1])
+    assert waits == [30, 120, 480]
 
-    table.network.answers[OTHER] = never
-    monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == ACCUSER)
-    began = trio.current_time()
-    assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.NEW
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(table.ejections.look_into, accusation())
-        await trio.testing.wait_all_tasks_blocked()
-        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.JOINED
-    assert table.has_ejected() and trio.current_time() == began
+
+async def test_the_proofs_fetched_at_a_time_are_bounded_in_number_and_bytes_and_one_from_each_accuser(table: Table) -> None:
+    await trio.lowlevel.checkpoint()
+    assert table.hear(claim(0)) and not table.hear(claim(1)) and not table.hear(claim(0))
+    assert not table.hear(claim(1, BYTES_AT_ONCE), CAT) and table.hear(claim(1, BYTES_AT_ONCE // 2), CAT)
+    heard = [table.hear(claim(2 + number), each) for number, each in enumerate(MORE)]
+    assert heard == [True] * (PROOFS_AT_ONCE - 2) + [False] * 2
+    await table.ejections.examine(ACCUSER)
+    assert table.hear(claim(9), MORE[-1])
 
 
 async def test_a_full_list_forgets_strangers_and_never_members(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,109 +283,3 @@ async def test_a_proof_is_served_in_slices(table: Table) -> None:
     for bad in (b"odd", EvidenceRequest(evidence=Hash(ZERO_HASH), offset=0, length=1).encode()):
         with pytest.raises(Refused):
             await ask(table.ejections, ACCUSER, "evidence", bad)
-
-
-# -- evidence about unknown tips: it is fetched again, and nobody is blamed for it ----------------------------------------
-
-UNFOUNDED = OneStatement(statement=pack(BOB, simulated_run().run, council.a_motion(0, rolls=[b"none"])).raw)
-"""BOB moves without the rolls that it needs, on a tip that is not in our chain."""
-UNFOUNDED_RAW = encode_evidence(UNFOUNDED)
-
-
-def learn_tip(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our chain grows up to the tip, where BOB is the only elector."""
-    base = Base(5, 0, council.TIP, (LIAR,))
-    monkeypatch.setattr(table.replica.history, "base_at", lambda *tip: base if tip == (5, base.tip) else None)
-
-
-async def test_evidence_about_an_unknown_tip_is_fetched_again_when_we_may_know_it(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table.held = UNFOUNDED_RAW
-    told = accusation(UNFOUNDED_RAW)
-    assert await table.look_into(told) is None and not table.has_ejected()
-    assert not any(isinstance(event, Dropped) for event in table.events), "the accuser is not to blame"
-    assert any("do not know yet" in event.text for event in table.events if isinstance(event, Notice))
-    assert table.ejections.hear(ACCUSER, told) is AccusationOutcome.UNWANTED, "it is too early"
-    await trio.sleep(AGAIN_S)
-    learn_tip(table, monkeypatch)
-    assert await table.look_into(told) is not None and table.has_ejected()
-    assert table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
-
-
-async def test_evidence_on_disk_about_an_unknown_tip_stays_there(table: Table) -> None:
-    table.replica.store.evidence.save(evidence_hash(UNFOUNDED_RAW), UNFOUNDED_RAW)
-    await table.ejections.load()
-    assert not table.has_ejected() and table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
-
-
-# -- places of accusations ------------------------------------------------------------------------------------------------
-
-MEMBER = Identity.from_seed(b"\x0a" * 32).peer_id
-
-
-def claim(number: int, size: int = 100) -> Accusation:
-    return Accusation(accused=BOB.peer_id, evidence=number.to_bytes(32, "big"), size=size)
-
-
-def stranger(number: int) -> PeerId:
-    return PeerId(f"stranger {number}")
-
-
-async def test_one_accuser_has_one_accusation_pending() -> None:
-    await trio.lowlevel.checkpoint()
-    accusations = Accusations()
-    assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
-    assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.UNWANTED
-    assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.UNWANTED
-    with accusations.open(claim(1)):
-        pass
-    assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.NEW
-
-
-async def test_strangers_that_fill_their_places_keep_no_member_out() -> None:
-    accusations = Accusations()
-    for number in range(MAX_PENDING):
-        assert accusations.hear(stranger(number), claim(number), is_member=False) is AccusationOutcome.NEW
-    assert accusations.hear(ANN.peer_id, claim(200), is_member=False) is AccusationOutcome.UNWANTED
-    assert accusations.hear(MEMBER, claim(200), is_member=True) is AccusationOutcome.NEW
-    async with trio.open_nursery() as nursery:
-        for _ in range(STRANGER_PLACES + 3):
-            nursery.start_soon(_hold, accusations)
-        await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(0.1):
-            async with accusations.room(64 << 20, is_member=True):
-                pass
-        nursery.cancel_scope.cancel()
-
-
-async def _hold(accusations: Accusations) -> None:
-    async with accusations.room(1, is_member=False):
-        await trio.sleep_forever()
-
-
-async def test_all_strangers_together_have_a_budget_of_bytes() -> None:
-    accusations, size = Accusations(), STRANGER_BYTES // 4
-    assert accusations.hear(stranger(0), claim(0, STRANGER_BYTES + 1), is_member=False) is AccusationOutcome.UNWANTED
-    heard = [accusations.hear(stranger(number), claim(number, size), is_member=False) for number in range(8)]
-    assert heard == [AccusationOutcome.NEW] * 4 + [AccusationOutcome.UNWANTED] * 4
-    assert accusations.hear(stranger(9), claim(0, size), is_member=False) is AccusationOutcome.JOINED, "it is fetched once"
-    assert accusations.hear(MEMBER, claim(10, 64 << 20), is_member=True) is AccusationOutcome.NEW
-    await trio.sleep(size / STRANGERS_BYTES_PER_S)
-    assert accusations.hear(stranger(11), claim(11, size), is_member=False) is AccusationOutcome.NEW
-
-
-async def test_who_fails_again_waits_twice_as_long() -> None:
-    accusations, waits = Accusations(), []
-    for _ in range(3):
-        assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
-        with accusations.open(claim(1)) as case, case.turn() as turn:
-            assert turn == (ANN.peer_id, False)
-            accusations.failed(case, ANN.peer_id)
-        began = trio.current_time()
-        while accusations.hear(ANN.peer_id, claim(1), is_member=False) is not AccusationOutcome.NEW:
-            await trio.sleep(1)
-        with accusations.open(claim(1)):
-            pass
-        waits.append(round(trio.current_time() - began))
-    assert waits == [30, 60, 120]

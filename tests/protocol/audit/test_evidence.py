@@ -1,4 +1,4 @@
-"""Evidence: which statements contradict each other, what proves it, and who is convicted."""
+"""Evidence: which statements contradict each other, what proves it, who is convicted, and what one peer notices."""
 
 from __future__ import annotations
 
@@ -13,23 +13,18 @@ from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
 from protocol.allreduce.assignment import contribution_leaves, plan_hash
 from protocol.audit.evidence import (
+    KEPT_BYTES,
+    KEPT_STATEMENTS,
     AveragedPart,
-    ContraryRecordProposal,
-    Evidence,
     Law,
-    OneStatement,
     TwoStatements,
-    UnknownTip,
+    Witness,
     WrongAverage,
     contradict,
     decode_evidence,
     encode_evidence,
     judge,
-    lie_of,
-    need_electors,
     right_hash,
-    slot,
-    tip_needed,
 )
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
@@ -41,22 +36,25 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (
     ChunkEntry,
     ChunkResult,
+    Commit,
     Finish,
     Member,
     Plan,
+    PrevoteCertificate,
     Proposal,
     Ready,
-    RecordProposal,
+    Record,
     Step,
     mask_of,
     member_of,
     pack,
 )
 from protocol.wire.rollouts import RolloutBatch
-from tests.protocol import council
 from tests.protocol.council import (
     BASE,
+    IDENTITIES,
     INDEX,
+    OTHER_INDEX,
     OTHER_RECORD,
     PEERS,
     RECORD,
@@ -79,7 +77,7 @@ from tests.protocol.tables import cases
 RUN_OF_AVERAGES = Hash(b"\x07" * 32)
 LAYOUTS = chunk_layouts(LADDER["int4"], 600, 256)
 LAYOUT = LAYOUTS.contribution
-LAW = Law(RUN_OF_AVERAGES, 1, LAYOUTS, "clip", 4)
+LAW = Law(RUN_OF_AVERAGES, 1, LAYOUTS, "clip")
 MEMBERS = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(1, 4)), key=lambda identity: identity.peer_id)
 OWNER = MEMBERS[1]
 CHUNK = 2
@@ -188,143 +186,21 @@ def test_two_batches_of_rollouts_of_one_number_in_one_life_convict_and_others_do
 
 # -- lies about ballots ---------------------------------------------------------------------------------------------------
 
-BALLOT_LAW = Law(council.RUN, 1, LAYOUTS, "clip", 4)
-TIP_BASE = Base(5, 0, council.TIP, tuple(council.PEERS[:4]))
+BALLOT_LAW = replace(LAW, run=RUN)
+ANN, DAN = PEERS[0], PEERS[3]
 PROPOSER = a_ballot(2).proposer
-VOTER = next(peer for peer in TIP_BASE.electors if peer != PROPOSER)
-UNPROVEN = a_motion(2, rolls=[signed(peer, a_roll(2, lock=name_of(1))) for peer in TIP_BASE.electors])
-"""All its rolls name a lock, and it has no proof."""
 HONEST = a_motion(2)
-AGAINST = votes_for(OTHER_RECORD, TIP_BASE.electors[:3], 2)
-"""A quorum voted for another record than the leader put to the vote."""
-
-
-def contrary(motion: Body = HONEST, sender: PeerId = PROPOSER, **changes: Any) -> ContraryRecordProposal:
-    fields = {"record_hash": record_hash(OTHER_RECORD), "step": Step.FIRST, "certificate": AGAINST, **changes}
-    return ContraryRecordProposal(motion=signed(sender, motion), **fields)
+SECOND: dict[str, Any] = {"step": Step.SECOND}
 
 
 def two(sender: PeerId, first: Body, second: Body) -> TwoStatements:
     return TwoStatements(first=signed(sender, first), second=signed(sender, second))
 
 
-NEED_NO_ELECTORS = {
-    "two votes": (VOTER, two(VOTER, a_vote(2), a_vote(2, record=OTHER_RECORD))),
-    "two motions": (PROPOSER, two(PROPOSER, HONEST, a_motion(2, record=OTHER_RECORD))),
-    "an impossible lock": (VOTER, OneStatement(statement=signed(VOTER, a_roll(2, lock=name_of(2))))),
-    "absent by its own word": (VOTER, OneStatement(statement=signed(VOTER, a_roll(2, VOTER)))),
-}
-NEED_ELECTORS = {
-    "a lock that is not told": (VOTER, two(VOTER, a_vote(1, step=Step.SECOND), a_roll(2))),
-    "two locks in one attempt": (VOTER, two(VOTER, a_roll(2, lock=name_of(1)), a_roll(2))),
-    "a motion without its proof": (PROPOSER, OneStatement(statement=signed(PROPOSER, UNPROVEN))),
-    "a certificate against it": (PROPOSER, contrary()),
-    "a certificate of second votes against it": (
-        PROPOSER,
-        contrary(step=Step.SECOND, certificate=votes_for(OTHER_RECORD, TIP_BASE.electors[:3], 2, step=Step.SECOND)),
-    ),
-}
-
-
-@pytest.mark.parametrize(("liar", "case"), NEED_NO_ELECTORS.values(), ids=NEED_NO_ELECTORS)
-def test_some_lies_about_ballots_speak_for_themselves(liar: PeerId, case: Evidence) -> None:
-    case = decode_evidence(encode_evidence(case))
-    assert tip_needed(BALLOT_LAW, case) is None and judge(BALLOT_LAW, case).peer == liar
-
-
-@pytest.mark.parametrize(("liar", "case"), NEED_ELECTORS.values(), ids=NEED_ELECTORS)
-def test_others_are_judged_with_the_electors_of_their_tip(liar: PeerId, case: Evidence) -> None:
-    case = decode_evidence(encode_evidence(case))
-    assert tip_needed(BALLOT_LAW, case) == (liar, (5, TIP_BASE.tip))
-    assert judge(BALLOT_LAW, case, TIP_BASE).peer == liar
-    for base in (None, replace(TIP_BASE, tip=Hash(ZERO_HASH)), replace(TIP_BASE, round=4)):
-        with pytest.raises(UnknownTip) as unknown:
-            judge(BALLOT_LAW, case, base)
-        assert (unknown.value.signer, unknown.value.tip) == (liar, (5, TIP_BASE.tip))
-
-
-@pytest.mark.parametrize(("liar", "case"), [*NEED_NO_ELECTORS.values(), *NEED_ELECTORS.values()])
-def test_evidence_about_ballots_cannot_be_forged(liar: PeerId, case: Evidence) -> None:
-    """No byte of a statement may differ from what was signed, and none may be of another run."""
-    with pytest.raises(Malformed):
-        judge(replace(BALLOT_LAW, run=Hash(ZERO_HASH)), case, TIP_BASE)
-    for name in ("first", "second", "statement", "motion"):
-        raw = getattr(case, name, None)
-        if raw is None:
-            continue
-        for forged in (raw[:-1], raw[:-1] + bytes([raw[-1] ^ 1]), b"", raw.replace(b"attempt", b"attempu")):
-            with pytest.raises(Malformed):
-                judge(BALLOT_LAW, case.model_copy(update={name: forged}), TIP_BASE)
-
-
-@cases(
-    "case",
-    {
-        "one vote": two(VOTER, a_vote(2), a_vote(2)),
-        "votes of two attempts": two(VOTER, a_vote(2), a_vote(3, record=OTHER_RECORD)),
-        "votes of two electors": TwoStatements(
-            first=signed(VOTER, a_vote(2)), second=signed(PROPOSER, a_vote(2, record=OTHER_RECORD))
-        ),
-        "the lock is told": two(VOTER, a_vote(1, step=Step.SECOND), a_roll(2, lock=name_of(1))),
-        "an honest roll": OneStatement(statement=signed(VOTER, a_roll(2))),
-        "an honest vote": OneStatement(statement=signed(VOTER, a_vote(2))),
-        "an honest motion": OneStatement(statement=signed(PROPOSER, HONEST)),
-        "a stranger's motion": OneStatement(statement=signed(council.PEERS[4], UNPROVEN)),
-        "a certificate for the motion": contrary(
-            record_hash=record_hash(RECORD), certificate=votes_for(RECORD, TIP_BASE.electors[:3], 2)
-        ),
-        "no quorum": contrary(certificate=votes_for(OTHER_RECORD, TIP_BASE.electors[:2], 2)),
-        "a stranger among the quorum": contrary(
-            certificate=votes_for(OTHER_RECORD, [*TIP_BASE.electors[:2], council.PEERS[4]], 2)
-        ),
-        "a certificate of another attempt": contrary(certificate=votes_for(OTHER_RECORD, TIP_BASE.electors[:3], 1)),
-        "a certificate of the other step": contrary(step=Step.SECOND),
-        "a motion of somebody whose turn it was not": contrary(sender=VOTER),
-        "a quorum of a part: it may be of liars alone": contrary(
-            a_motion(2, council.PEERS[3]),
-            a_ballot(2, council.PEERS[3]).proposer,
-            certificate=votes_for(OTHER_RECORD, TIP_BASE.electors[:3], 2, council.PEERS[3]),
-        ),
-        "a vote for a motion": contrary(a_vote(2)),
-        "a READY for a motion": contrary(a_ready()),
-    },
-)
-def test_honest_electors_are_not_convicted(case: Evidence) -> None:
-    with pytest.raises(Malformed):
-        judge(BALLOT_LAW, case, TIP_BASE)
-
-
-def test_a_certificate_convicts_nobody_where_members_vote() -> None:
-    with pytest.raises(Malformed):
-        judge(BALLOT_LAW, contrary(), replace(TIP_BASE, electors=()))
-
-
-@pytest.mark.parametrize(
-    "fields", [{"kind": "no kind", "case": b""}, {"kind": 5, "case": b""}, {"kind": "one statement", "case": 7}, [1], {}]
-)
-def test_what_is_no_evidence(fields: Any) -> None:
-    with pytest.raises(Malformed):
-        decode_evidence(canonical.encode(fields))
-
-
-# -- contradictions -------------------------------------------------------------------------------------------------------
-
-ANN, BOB, CAT, DAN, EVE = PEERS
-"""Eve is no elector."""
-MAX_MEMBERS = 4
-
-
-def a_proposal(attempt: int, *absent: PeerId, rolls: list[bytes] | None = None, **changes: Any) -> Proposal:
+def a_proposal(attempt: int, *absent: PeerId, **changes: Any) -> Proposal:
     """This plan, with the rolls of all who stay."""
-    stay = [peer for peer in PEERS[:4] if peer not in absent]
-    rolls = [signed(peer, a_roll(attempt, *absent)) for peer in stay] if rolls is None else rolls
+    rolls = [signed(peer, a_roll(attempt, *absent)) for peer in PEERS[:4] if peer not in absent]
     return Proposal(attempt=attempt, absent=sorted(absent), plan=a_plan(**changes), rolls=rolls)
-
-
-SECOND: dict[str, Any] = {"step": Step.SECOND}
-LOCKED: dict[str, Any] = {"lock": name_of(1)}
-
-# -- two statements -------------------------------------------------------------------------------------------------------
 
 
 @cases(
@@ -339,21 +215,19 @@ LOCKED: dict[str, Any] = {"lock": name_of(1)}
         "motions of two ballots of an attempt": (a_motion(1), a_motion(1, DAN)),
         "two READYs": (a_ready(), a_ready(tokens=7)),
         "a motion by another plan than was proposed": (a_proposal(1, owners=b"\2\1\0"), a_motion(1)),
-        "a lock that is not told": (a_vote(1, **SECOND), a_roll(2)),
-        "a lower lock is told": (a_vote(1, **SECOND), a_roll(2, lock=name_of(0))),
-        "a lock on another record is told": (a_vote(1, **SECOND), a_roll(2, lock=name_of(1, record=OTHER_RECORD))),
-        "a lock of a part that is not told": (a_vote(1, DAN, **SECOND), a_roll(2)),
-        "a lock of another part is told": (a_vote(1, DAN, **SECOND), a_roll(2, reduced=name_of(1, CAT))),
-        "a lock that is not told any more": (a_roll(2, **LOCKED), a_roll(3)),
-        "a lower lock than before": (a_roll(2, **LOCKED), a_roll(3, lock=name_of(0))),
-        "a lock told to some": (a_roll(2, **LOCKED), a_roll(2)),
-        "a lock that was not there before": (a_roll(3), a_roll(4, **LOCKED)),
-        "a lock of a part that is not told any more": (a_roll(2, DAN, reduced=name_of(1, DAN)), a_roll(3)),
     },
 )
-def test_statements_that_contradict_each_other(one: Body, other: Body) -> None:
-    assert contradict(ANN, one, other, BASE) and contradict(ANN, other, one, BASE)
-    assert contradict(ANN, one, other, None) is not need_electors(one, other), "else the electors have to be known"
+def test_two_statements_in_one_slot_convict_their_signer_and_no_byte_of_them_can_be_forged(one: Body, other: Body) -> None:
+    assert contradict(one, other) and contradict(other, one)
+    case = decode_evidence(encode_evidence(two(ANN, one, other)))
+    assert isinstance(case, TwoStatements) and judge(BALLOT_LAW, case).peer == ANN
+    with pytest.raises(Malformed):
+        judge(replace(BALLOT_LAW, run=Hash(ZERO_HASH)), case)
+    for name in ("first", "second"):
+        raw = getattr(case, name)
+        for forged in (raw[:-1], raw[:-1] + bytes([raw[-1] ^ 1]), b"", raw.replace(b"base", b"basf")):
+            with pytest.raises(Malformed):
+                judge(BALLOT_LAW, case.model_copy(update={name: forged}))
 
 
 @cases(
@@ -364,115 +238,203 @@ def test_statements_that_contradict_each_other(one: Body, other: Body) -> None:
         "votes of two steps": (a_vote(1), a_vote(1, **SECOND)),
         "votes of two rounds": (a_vote(1), a_vote(1, record=OTHER_RECORD, round=6)),
         "votes of two tips": (a_vote(1), a_vote(1, record=OTHER_RECORD, base=ZERO_HASH)),
-        "first votes lock nobody": (a_vote(1), a_roll(2)),
         "two attempts have two plans": (a_proposal(1), a_proposal(2, owners=b"\2\1\0")),
         "a motion by the plan that was proposed": (a_proposal(1), a_motion(1)),
         "a motion of another attempt": (a_proposal(1, owners=b"\2\1\0"), a_motion(2)),
+        "a motion that carries on a lock": (a_proposal(1, owners=b"\2\1\0"), a_motion(1, proof=a_lock(0).proof)),
         "two attempts have two motions": (a_motion(1), a_motion(2, record=OTHER_RECORD)),
         "two READYs, two serials": (a_ready(), a_ready(tokens=7, serial=a_ready().serial + 1)),
         "rolls grow, and absent lists change": (a_roll(1), a_roll(1, DAN, held=[ANN])),
-        "the lock is told": (a_vote(1, **SECOND), a_roll(2, **LOCKED)),
-        "a later lock is told": (a_vote(1, **SECOND), a_roll(3, lock=name_of(2, record=OTHER_RECORD))),
-        "a roll from before the vote": (a_vote(1, **SECOND), a_roll(1)),
-        "a later lock of another part": (a_vote(1, DAN, **SECOND), a_roll(3, reduced=name_of(2, CAT))),
-        "a lock that was made in the attempt between": (a_roll(1), a_roll(2, **LOCKED)),
-        "a later lock than before": (a_roll(2, **LOCKED), a_roll(4, lock=name_of(2))),
-        "one lock in two ballots of an attempt": (a_roll(2, **LOCKED), a_roll(2, DAN, **LOCKED)),
         "nothing to do with it": (Finish(round=5, base=TIP), a_vote(1)),
     },
 )
-def test_statements_of_honest_peers(one: Body, other: Body) -> None:
-    assert not contradict(ANN, one, other, BASE) and not contradict(ANN, other, one, BASE)
+def test_statements_of_honest_peers_convict_nobody(one: Body, other: Body) -> None:
+    assert not contradict(one, other) and not contradict(other, one)
+    with pytest.raises(Malformed):
+        judge(BALLOT_LAW, two(ANN, one, other))
 
 
-def test_only_electors_of_the_tip_have_locks_to_tell() -> None:
-    """Where members vote in place of electors, the locks of the dead are not told any more."""
-    for base in (None, replace(BASE, electors=()), replace(BASE, tip=Hash(ZERO_HASH)), replace(BASE, round=6)):
-        assert not contradict(ANN, a_vote(1, **SECOND), a_roll(2), base)
-    assert not contradict(EVE, a_vote(1, **SECOND), a_roll(2), BASE)
+def test_statements_of_two_peers_convict_nobody() -> None:
+    first, second = signed(ANN, a_vote(2)), signed(DAN, a_vote(2, record=OTHER_RECORD))
+    with pytest.raises(Malformed):
+        judge(BALLOT_LAW, TwoStatements(first=first, second=second))
 
 
 def test_a_chunk_has_one_average() -> None:
     one, other = (ChunkResult(plan=ZERO_HASH, chunk=1, entry=entry) for entry in INDEX[:2])
-    assert contradict(EVE, one, other, None) and slot(one) == slot(other)
-
-
-# -- one statement --------------------------------------------------------------------------------------------------------
-
-LEADER = a_ballot(2).proposer
-WITH_LOCK = [signed(ANN, a_roll(2, **LOCKED)), *[signed(peer, a_roll(2)) for peer in (BOB, CAT)]]
-HOLDING_DAN = [signed(peer, a_roll(2, held=[DAN])) for peer in PEERS[:3]]
-LOCK = a_lock(1)
-HIGHEST = "does not carry on the highest lock"
-
-
-def lie(sender: PeerId, body: Body, base: Base | None = BASE) -> str:
-    return lie_of(RUN, sender, body, base, MAX_MEMBERS) or ""
-
-
-@pytest.mark.parametrize("body", [a_roll(2, DAN), a_vote(2, DAN), a_proposal(2, DAN), a_motion(2, DAN)])
-def test_nobody_takes_itself_for_absent(body: Body) -> None:
-    assert "names its own signer absent" in lie(DAN, body, None)
+    assert contradict(one, other)
 
 
 @pytest.mark.parametrize(
-    "body",
+    "fields", [{"kind": "no kind", "case": b""}, {"kind": 5, "case": b""}, {"kind": "two statements", "case": 7}, [1], {}]
+)
+def test_what_is_no_evidence(fields: Any) -> None:
+    with pytest.raises(Malformed):
+        decode_evidence(canonical.encode(fields))
+
+
+# -- the witness ----------------------------------------------------------------------------------------------------------
+
+LEADER = PROPOSER
+LIAR, CAT, BOB = (peer for peer in BASE.electors if peer != LEADER)
+EVE = PEERS[4]
+"""Eve is no elector."""
+
+
+class Chain:
+    """Stands in for the history: so many rounds, of whose tips two are known."""
+
+    def __init__(self) -> None:
+        self.length = BASE.round
+        self.bases = {(BASE.round, bytes(TIP)): BASE}
+
+    def base_at(self, round: int, tip: bytes) -> Base | None:
+        return self.bases.get((round, tip))
+
+    def grow(self) -> Base:
+        """One more round."""
+        self.length += 1
+        base = replace(BASE, round=self.length, tip=Hash(bytes([self.length]) * 32))
+        self.bases[base.round, base.tip] = base
+        return base
+
+
+class Table:
+    """A witness, and what it found."""
+
+    def __init__(self) -> None:
+        self.chain = Chain()
+        as_history: Any = self.chain
+        self.witness = Witness(RUN, as_history)
+
+    def hear(self, sender: PeerId, body: Body) -> list[TwoStatements]:
+        return self.witness.hear(sender, body, pack(IDENTITIES[sender], RUN, body))
+
+    def verdicts(self, sender: PeerId, body: Body) -> list[PeerId]:
+        """Whom the evidence convicts; all of it has to."""
+        return [judge(BALLOT_LAW, case).peer for case in self.hear(sender, body)]
+
+
+def proof(record: Record, *voters: PeerId, attempt: int = 2) -> PrevoteCertificate:
+    certificate = votes_for(record, voters, attempt)
+    return PrevoteCertificate(round=5, base=TIP, record_hash=record_hash(record), certificate=certificate)
+
+
+def commit(record: Record, *voters: PeerId, attempt: int = 2) -> Commit:
+    index = INDEX if record == RECORD else OTHER_INDEX
+    return Commit(record=record, index=index, certificate=votes_for(record, voters, attempt, step=Step.SECOND))
+
+
+def test_a_round_of_honest_electors_shows_no_lie() -> None:
+    table = Table()
+    certified = proof(RECORD, LEADER, CAT, BOB)
+    carried = a_motion(
+        3, rolls=[signed(peer, a_roll(3, lock=name_of(2))) for peer in BASE.electors], proof=certified.certificate
+    )
+    heard: list[tuple[PeerId, Body]] = [
+        *[(peer, a_roll(2)) for peer in BASE.electors],
+        *[(peer, a_roll(2, held=[CAT])) for peer in BASE.electors],
+        (LEADER, a_motion(2)),
+        *[(peer, a_vote(2)) for peer in BASE.electors],
+        (LEADER, certified),
+        *[(peer, a_vote(2, step=Step.SECOND)) for peer in BASE.electors],
+        *[(peer, a_roll(3, lock=name_of(2))) for peer in BASE.electors],
+        (a_ballot(3).proposer, carried),
+        *[(peer, a_vote(3, step=Step.SECOND)) for peer in BASE.electors],
+        (LEADER, commit(RECORD, LEADER, CAT, BOB)),
+        (LEADER, Finish(round=5, base=TIP)),
+    ]
+    for sender, body in heard:
+        assert table.hear(sender, body) == [] == table.hear(sender, body)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
     [
-        a_proposal(2),
-        a_motion(2),
-        a_motion(2, rolls=WITH_LOCK, proof=LOCK.proof),
-        a_proposal(2, rolls=[signed(peer, a_roll(2, held=[peer])) for peer in (ANN, BOB, CAT)]),
+        (a_vote(2), a_vote(2, record=OTHER_RECORD)),
+        (a_motion(2), a_motion(2, record=OTHER_RECORD)),
+        (a_proposal(2, owners=b"\2\1\0"), a_motion(2)),
+        (a_motion(2), a_proposal(2, owners=b"\2\1\0")),
     ],
-    ids=["a plan", "its record", "a record that is carried on", "everybody who was ready is in the plan"],
+    ids=["two votes", "two motions", "a motion by another plan", "another plan after the motion"],
 )
-def test_what_the_rolls_permit(body: Body) -> None:
-    assert lie(LEADER, body) == ""
+def test_two_statements_of_one_elector_are_noticed(first: Body, second: Body) -> None:
+    table = Table()
+    assert table.verdicts(LIAR, first) == [] and table.verdicts(CAT, second) == []
+    assert table.verdicts(LIAR, second) == [LIAR]
 
 
-@cases(
-    "body, flaw",
-    {
-        "no proof": (a_motion(2, rolls=WITH_LOCK), HIGHEST),
-        "another record": (
-            a_motion(2, rolls=WITH_LOCK, record=OTHER_RECORD, proof=LOCK.proof),
-            HIGHEST,
+def test_a_second_motion_is_noticed_after_the_proposal_and_the_first() -> None:
+    table = Table()
+    assert table.hear(LEADER, a_proposal(2)) == [] == table.hear(LEADER, a_motion(2))
+    assert table.verdicts(LEADER, a_motion(2, record=OTHER_RECORD)) == [LEADER]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["the vote first", "the certificate first"])
+@pytest.mark.parametrize(
+    ("shown", "step"),
+    [
+        (proof(OTHER_RECORD, LIAR, CAT, BOB), Step.FIRST),
+        (commit(OTHER_RECORD, LIAR, CAT, BOB), Step.SECOND),
+        (
+            a_motion(
+                4,
+                rolls=[signed(peer, a_roll(4, lock=name_of(2))) for peer in BASE.electors],
+                proof=votes_for(RECORD, [LIAR, CAT, BOB], 2),
+            ),
+            Step.FIRST,
         ),
-        "too few votes": (a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, [ANN, BOB], 1)), "2 of the 3 votes"),
-        "false votes": (a_motion(2, rolls=WITH_LOCK, proof=votes_for(OTHER_RECORD, PEERS[:3], 1)), "a false signature"),
-        "votes of another attempt": (
-            a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, PEERS[:3], 0)),
-            "a proof of another lock",
-        ),
-        "a stranger's vote": (a_motion(2, rolls=WITH_LOCK, proof=votes_for(RECORD, [ANN, BOB, EVE], 1)), "non-electors"),
-        "a lock from nowhere": (a_motion(2, proof=LOCK.proof), "a lock that its view changes do not name"),
-        "too few rolls": (a_motion(2, rolls=WITH_LOCK[:2]), "2 of the 3 view changes"),
-        "rolls of another attempt": (a_motion(2, rolls=[signed(ANN, a_roll(1))] * 3), "a view change of another ballot"),
-        "no rolls": (a_motion(2, rolls=[b"rubbish"] * 3), "not"),
-        "a plan in spite of a lock": (a_proposal(2, rolls=WITH_LOCK), "its view changes name a lock"),
-        "a plan that nobody called": (a_proposal(2, rolls=[signed(ANN, a_roll(2))]), "1 of the 3 view changes"),
-        "a plan without somebody who is ready": (
-            a_proposal(2, rolls=HOLDING_DAN),
-            "leaves out an elector",
-        ),
-        "a record without somebody who was ready": (
-            a_motion(2, rolls=HOLDING_DAN),
-            "leaves out an elector",
-        ),
-    },
+    ],
+    ids=["a proof", "a commit", "the proof in a motion"],
 )
-def test_what_the_rolls_do_not_permit(body: Proposal | RecordProposal, flaw: str) -> None:
-    assert flaw in lie(LEADER, body)
-    assert lie(LEADER, body, None) == "", "who does not know the tip cannot tell"
-    assert lie(LEADER, body, replace(BASE, tip=Hash(ZERO_HASH))) == ""
-    assert lie(LEADER, body, replace(BASE, electors=())) == "", "members vote, and see each other differently"
+def test_a_vote_beside_a_certificate(shown: Body, step: Step, late: bool) -> None:
+    table, bringer = Table(), a_ballot(4).proposer
+    record = RECORD if not isinstance(shown, PrevoteCertificate | Commit) else OTHER_RECORD
+    single = a_vote(2, record=OTHER_RECORD if record == RECORD else RECORD, step=step)
+    heard: list[tuple[PeerId, Body]] = [(LIAR, single), (bringer, shown)]
+    found = [case for sender, body in (heard[::-1] if late else heard) for case in table.hear(sender, body)]
+    assert [judge(BALLOT_LAW, case).peer for case in found] == [LIAR]
 
 
-def test_proposing_out_of_turn_and_absent_strangers() -> None:
-    rival = next(peer for peer in PEERS[:4] if peer != LEADER)
-    assert "not its turn" in lie(rival, a_motion(2)) and "not its turn" in lie(rival, a_proposal(2))
-    strange = a_motion(2).model_copy(update={"absent": [EVE]})
-    assert "a non-elector as absent" in lie(LEADER, strange)
-    assert lie(EVE, a_motion(2)) == "", "a stranger's motion proves nothing: whoever votes drops it"
+def test_two_certificates_name_all_who_signed_both() -> None:
+    table = Table()
+    assert table.hear(CAT, commit(RECORD, LIAR, CAT, BOB)) == []
+    assert table.verdicts(BOB, commit(OTHER_RECORD, LIAR, BOB, LEADER)) == sorted([LIAR, BOB])
 
 
-# -- certificates ---------------------------------------------------------------------------------------------------------
+def test_a_forged_certificate_frames_nobody() -> None:
+    table = Table()
+    table.hear(LIAR, a_vote(2))
+    forged = proof(OTHER_RECORD, LIAR, CAT, BOB)
+    votes = [each.model_copy(update={"signature": bytes(64)}) for each in forged.certificate.votes]
+    forged = forged.model_copy(update={"certificate": forged.certificate.model_copy(update={"votes": votes})})
+    assert table.hear(CAT, forged) == []
+    assert table.hear(BOB, a_vote(2)) == []
+
+
+def test_only_electors_are_heard_on_the_newest_two_tips() -> None:
+    table = Table()
+    for body in (a_vote(2), a_vote(2, record=OTHER_RECORD)):
+        assert table.hear(EVE, body) == [], "a stranger's vote counts nowhere"
+    table.hear(LIAR, a_vote(2))
+    next_base = table.chain.grow()
+    assert table.verdicts(LIAR, a_vote(2, record=OTHER_RECORD)) == [LIAR], "the last votes may still come"
+    table.hear(CAT, a_vote(2, on=next_base))
+    table.chain.grow()
+    table.hear(CAT, a_vote(2, on=next_base))
+    assert table.hear(LIAR, a_vote(2, record=OTHER_RECORD)) == [], "the round is long over"
+    elsewhere = replace(BASE, tip=Hash(ZERO_HASH))
+    for record in (RECORD, OTHER_RECORD):
+        assert table.hear(LIAR, a_vote(2, record=record, on=elsewhere)) == [], "who the electors are is not known"
+
+
+def test_what_is_kept_is_bounded() -> None:
+    table = Table()
+    for attempt in range(10 * KEPT_STATEMENTS):
+        table.hear(LIAR, a_vote(attempt))
+        table.hear(LIAR, proof(RECORD, LIAR, CAT, BOB, attempt=attempt))
+    testimony = table.witness._testimonies[LIAR]
+    assert len(testimony.statements) == KEPT_STATEMENTS
+    assert sum(len(each.raw) for each in testimony.statements) <= KEPT_BYTES
+    newest = 10 * KEPT_STATEMENTS - 1
+    assert table.verdicts(LIAR, a_vote(newest, record=OTHER_RECORD))[0] == LIAR

@@ -226,7 +226,8 @@ async def test_two_votes_brought_to_us_alone_eject_the_elector(stage: Stage) -> 
     assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
 
 
-async def test_an_accusation_is_forwarded_and_its_proof_fetched(stage: Stage) -> None:
+@in_run(a_run(ANN, BOB))
+async def test_an_accusation_of_an_elector_is_forwarded_and_its_proof_fetched(stage: Stage) -> None:
     raw = encode_evidence(stage.proof(ANN))
 
     async def hand_over(kind: str, data: bytes) -> bytes:
