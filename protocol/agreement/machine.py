@@ -26,12 +26,13 @@ no clock and holds no key.
 * The record put to the vote fixes one version of every chunk.  A voter that assembled another version fetches the chunks
   that differ before it votes.
 * If a proposer sends a statement to some peers only, these peers forward it to peers that see no progress.
+* A proposal that arrives again shows that its proposer lacks the result: members whose exchange is over report theirs.
 * A voter's obligations are on disk (fsync) before they are announced: the effect `Persist` precedes the `Send`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from protocol.agreement.events import (
     AmendmentHeld,
@@ -57,13 +58,13 @@ from protocol.agreement.events import (
 )
 from protocol.agreement.proposer import Proposer, ViewChangeLog
 from protocol.agreement.round_state import RoundState, is_result_lost
-from protocol.agreement.voter import Voter, helpers, result_for_planner
+from protocol.agreement.voter import Voter
 from protocol.allreduce.assignment import plan_hash
 from protocol.allreduce.lateness import Patience
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import record_hash, verify_commit
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Body, rebuild
+from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -88,78 +89,53 @@ from protocol.wire.messages import (
 #
 # A proposer can send a statement to only some of the peers.  The other peers would wait in vain, be given up in the
 # exchange, and look as if they had stalled it.  A voter that sees no progress sends its view change to all voters.  A member
-# that knows of no plan refuses the parts that are pushed to it.  The peers that follow the asking one in the order of the
-# tip, of which at least one is honest, then forward the newest statements of the attempt, each once.  The statements carry
-# the proposer's signature, so any peer may deliver them.
+# that knows of no plan refuses the parts that are pushed to it.  Every peer then forwards the newest statements that it has,
+# each once.  They carry the proposer's signature, so any peer may deliver them.
 
 
 RELAYED = (Proposal, RecordProposal, PrevoteCertificate)
 
 
 class Relay:
-    """Statements of the newest attempt, and the peers to which we have forwarded them."""
+    """Statements of the newest attempt, and the peers to which we have forwarded them.  run: the ID of the run."""
 
-    def __init__(self, state: RoundState) -> None:
-        self._state = state
+    def __init__(self, run: Hash) -> None:
+        self._run = run
         self._attempt = -1
-        self._said: dict[type[Body], bytes] = {}
-        self._told: dict[tuple[PeerId, type[Body]], None] = {}
-        self._asking: dict[PeerId, int] = {}
-        """Attempt of each voter that reported no progress."""
+        self._said: dict[str, bytes] = {}
+        """The newest statement of each kind, as received."""
+        self._told: set[tuple[PeerId, str]] = set()
 
-    def keep(self, arrived: Arrived) -> list[Forward]:
-        """Keep a proposer's statement that was accepted, and forward it to the voters that reported no progress."""
+    def keep(self, arrived: Arrived) -> None:
+        """Keep a proposer's statement that was accepted, unless one of a later attempt was.
+
+        Once a record was proposed, the exchange is over, and nobody needs the plan.
+        """
         body = arrived.body
         assert isinstance(body, RELAYED)
         attempt = body.certificate.attempt if isinstance(body, PrevoteCertificate) else body.attempt
         if attempt < self._attempt:
-            return []
+            return
         if attempt > self._attempt:
             self._attempt = attempt
             self._said.clear()
             self._told.clear()
-        self._said[type(body)] = rebuild(
-            self._state.settings.run, body.KIND, arrived.sender, body.encode(), arrived.signature
-        ).raw
-        return [effect for peer, asked in [*self._asking.items()] for effect in self.help_voter(peer, asked)]
+        if isinstance(body, RecordProposal):
+            self._said.pop(Proposal.KIND, None)
+        self._said[body.KIND] = rebuild(self._run, body.KIND, arrived.sender, body.encode(), arrived.signature).raw
+        self._told.add((arrived.sender, body.KIND))
 
-    def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
-        """Forward statements to a voter that is in this attempt and sees no progress."""
-        if peer in self._state.base.electors:
-            self._asking[peer] = attempt
+    def forward(self, peer: PeerId, attempt: int = 0) -> list[Forward]:
+        """Forward the statements that we have not forwarded to this peer yet, unless it has entered a later attempt."""
         if attempt > self._attempt:
             return []
-        return self._pass_on(peer, self._state.ballot(self._attempt, ()).voters, RELAYED)
+        lacking = [kind for kind in self._said if (peer, kind) not in self._told]
+        self._told |= {(peer, kind) for kind in lacking}
+        return [Forward(peer, kind, self._said[kind]) for kind in lacking]
 
-    def help_member(self, peer: PeerId) -> list[Forward]:
-        """Forward the proposal to a member of the plan that does not know the plan."""
-        plan = self._state.plan
-        members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
-        return self._pass_on(peer, members, (Proposal,)) if peer in members else []
-
-    def farewell(self) -> list[Forward]:
-        """Return the record proposal and its prevote certificate for all voters, which may need them when we are gone."""
-        plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
-        members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
-        return [
-            effect
-            for peer in voters or members
-            if peer != self._state.me
-            for effect in self._tell(peer, (RecordProposal, PrevoteCertificate))
-        ]
-
-    def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
-        """Forward the statements of these kinds that we have not sent to this peer, if we are one of its helpers."""
-        return self._tell(peer, kinds) if self._state.me in helpers(self._state.base, peer, circle) else []
-
-    def _tell(self, peer: PeerId, kinds: Sequence[type[Body]]) -> list[Forward]:
-        effects = []
-        for kind in kinds:
-            raw = self._said.get(kind)
-            if raw is not None and (peer, kind) not in self._told:
-                self._told[peer, kind] = None
-                effects.append(Forward(peer, kind.KIND, raw))
-        return effects
+    def farewell(self, peers: Iterable[PeerId]) -> list[Forward]:
+        """Forward the statements to these peers if a record was proposed: they may need them when we are gone."""
+        return [effect for peer in peers if RecordProposal.KIND in self._said for effect in self.forward(peer)]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -186,7 +162,7 @@ class RoundMachine:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
         self._calls, self._voter = ViewChangeLog(self._state), Voter(self._state)
-        self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
+        self._proposer, self._relay = Proposer(self._state, self._calls), Relay(settings.run)
         self._closing = self._state.kept.lock is not None
         """True once the round is being closed, because we or other honest voters have seen that it may be closed.
 
@@ -295,10 +271,9 @@ class RoundMachine:
             case ExchangeMoved():
                 self._state.move(now)
             case PlanUnknown(peer):
-                return [*self._relay.help_member(peer)]
+                return [*self._relay.forward(peer)]
             case ExchangeDone(plan, entries, provenance):
-                effects = self._proposer.on_exchange_done(plan, entries, provenance, now)
-                return [*effects, *result_for_planner(self._state, plan)]
+                return self._proposer.on_exchange_done(plan, entries, provenance, now)
             case ResultObtained(root):
                 return self._on_result_obtained(root)
             case AuditFailed(root):
@@ -324,8 +299,8 @@ class RoundMachine:
                 objection = self._calls.on_view_change(sender, roll, arrived.signature, view, now)
                 if objection is not None:
                     return [Reject(sender, ViewChange.KIND, objection)]
-                help = self._relay.help_voter(sender, roll.attempt) if sender != self.me else []
-                return [*help, *self._tick(view, now)]
+                lacking = self._relay.forward(sender, roll.attempt) if sender != self.me else []
+                return [*lacking, *self._tick(view, now)]
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
@@ -343,10 +318,12 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Keep a statement that was accepted, with these effects, and forward it to peers that may need it."""
+        """Return these effects of a statement, and keep the statement for the relay if it was accepted."""
         body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
         is_taken_up = body == self._voter.proof if isinstance(body, PrevoteCertificate) else not rejected
-        return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
+        if is_taken_up and arrived.sender != self.me:
+            self._relay.keep(arrived)
+        return effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
         """Finish on request of a ready peer, if a quorum is ready in our own view as well."""
@@ -424,12 +401,11 @@ class RoundMachine:
 
     def farewell(self) -> list[Send | Forward]:
         """Return the statements that others need when we leave: the certified record, or the statements that lead to one."""
-        commit = self.decided or self._certified
-        if commit is None:
-            return [*self._relay.farewell()]
-        members = [PeerId(member.peer) for member in commit.record.members]
-        others = dict.fromkeys([*self.base.electors, *members])
-        return [Send(tuple(peer for peer in others if peer != self.me), commit)]
+        commit, plan = self.decided or self._certified, self._state.plan
+        members = commit.record.members if commit is not None else plan.members if plan is not None else []
+        named = dict.fromkeys([*self.base.electors, *(PeerId(member.peer) for member in members)])
+        others = tuple(peer for peer in named if peer != self.me)
+        return [Send(others, commit)] if commit is not None else [*self._relay.farewell(others)]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -421,8 +421,8 @@ class Proposer:
 
     def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
         """Send unanswered statements again."""
-        if now - mine.sent < RESEND_S:
-            return []
+        if now - mine.sent < RESEND_S or (mine.record_proposal is None and self._state.idle_s(now) < CALL_S):
+            return []  # the exchange makes progress: who lacks the plan is sent it by others
         mine.sent = now
         if mine.record_proposal is None:
             return [Send(mine.audience(), self._proposal(mine, mine.plan))] if mine.plan is not None else []

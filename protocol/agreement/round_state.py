@@ -27,7 +27,7 @@ class RoundState:
 
     attempt: the attempt that is due in our view; after a restart it is above all attempts in which we took part, because a
     proposer forgets its proposals.  entered: the last attempt on disk, -1 for none.  losses: the number of attempts given up
-    after a timeout.  plan: the plan accepted last.  planner: the proposer of this plan.  outer: the name of our outer state,
+    after a timeout.  plan: the plan accepted last.  outer: the name of our outer state,
     None until it is hashed.  kept: our voter state, which binds us, as on disk.  results: the results of our exchanges, by
     plan.  obtained: the roots of the results that are on disk.  decided: the certified record, once its result is on disk.
     abstains: True if we have lost our voter state at this tip, and so sign nothing as a voter.
@@ -53,7 +53,6 @@ class RoundState:
         self.entered = self.kept.attempt if was_kept else -1
         self.losses = 0
         self.plan: Plan | None = None
-        self.planner = me
         self.outer: bytes | None = None
         self.decided: Commit | None = None
         self.results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.agreement.ballot import (
@@ -25,54 +24,12 @@ from protocol.agreement.events import BeginExchange, ObtainResult, Persist, Reje
 from protocol.agreement.policy import CALL_S, RESEND_S
 from protocol.agreement.round_state import MAX_LEAD, RoundState, carried_lock, carried_plan
 from protocol.allreduce.assignment import plan_hash
-from protocol.chain.base import Base, RoundSettings
-from protocol.chain.electorate import tolerated
+from protocol.chain.base import RoundSettings
 from protocol.chain.records import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report, Step, Vote, VoterState
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Reports of the result of our exchange to the proposer of its plan, if the proposer has no result of its own.
-
-
-def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
-    """Return the peers of `circle` that follow `peer` in proposing order, enough to include an honest one."""
-    order = base.in_turn({*circle, peer})
-    place = order.index(peer)
-    return [*order[place + 1 :], *order[:place]][: 1 + tolerated(len(order))]
-
-
-def result_for_planner(state: RoundState, plan: Hash) -> list[Send]:
-    """Return the report of this plan's exchange for a proposer that takes no part in it; empty before the exchange ends."""
-    if state.plan is None or plan_hash(state.plan) != plan or state.planner in _members(state.plan):
-        return []
-    return _send(state, plan)
-
-
-def reminder(state: RoundState) -> list[Send]:
-    """Return the report for a proposer that should have proposed the record by now, if we are among its helpers."""
-    if state.plan is None or state.me == state.planner:
-        return []
-    is_helper = state.me in helpers(state.base, state.planner, _members(state.plan))
-    return _send(state, plan_hash(state.plan)) if is_helper else []
-
-
-def _send(state: RoundState, plan: Hash) -> list[Send]:
-    result = state.results.get(plan)
-    if result is None:
-        return []
-    index, provenance = list(result[0]), result[1]
-    body = Report(round=state.base.round, base=state.base.tip, plan=plan, index=index, provenance=provenance)
-    return [Send((state.planner,), body)]
-
-
-def _members(plan: Plan) -> list[PeerId]:
-    return [PeerId(member.peer) for member in plan.members]
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -108,6 +65,8 @@ class Voter:
         self._carried = False
         """True if the record proposal carries on a lock, so that we vote for it without an audit."""
         self.proof: PrevoteCertificate | None = None
+        self._reported = -1e9
+        """Time when we last reported a result, so that repeated proposals of others cost no more."""
 
     @property
     def is_voting(self) -> bool:
@@ -137,7 +96,6 @@ class Voter:
             if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
                 return [], ballot
             call.sent, call.to_all, to = now, True, ballot.voters
-            effects += [] if self.is_voting else reminder(state)
         else:
             self._call, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
@@ -217,10 +175,21 @@ class Voter:
             self._plan = (proposal.attempt, plan)
             state.take_up(plan, proposal.attempt, now)
             state.go_to_attempt(proposal.attempt, now)
-        state.planner = sender
         self._answered(proposal.attempt)
         begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
-        return [*begin, *result_for_planner(state, plan_hash(plan))]
+        return [*begin, *self._report(sender, plan_hash(plan), now)]
+
+    def _report(self, proposer: PeerId, plan: Hash, now: float) -> list[Send]:
+        """Report the result of our exchange to a proposer that still proposes its plan, and so has no result.
+
+        It may take no part in the exchange, or be stuck in it.
+        """
+        result = self._state.results.get(plan)
+        if result is None or proposer == self._state.me or now - self._reported < CALL_S:
+            return []
+        self._reported = now
+        index, provenance, base = list(result[0]), result[1], self._state.base
+        return [Send((proposer,), Report(round=base.round, base=base.tip, plan=plan, index=index, provenance=provenance))]
 
     def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
         """Return our first reason to reject the proposal, which other peers may not share; None if there is none."""
