@@ -71,7 +71,6 @@ from protocol.wire.messages import (
     Commit,
     Finish,
     Lock,
-    Plan,
     PrevoteCertificate,
     Proposal,
     Ready,
@@ -160,10 +159,10 @@ class RoundMachine:
         abstains: bool = False,
     ) -> None:
         self.me, self.base = me, base
-        self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
-        self._calls, self._voter = ViewChangeLog(self._state), Voter(self._state)
-        self._proposer, self._relay = Proposer(self._state, self._calls), Relay(settings.run)
-        self._closing = self._state.kept.lock is not None
+        self.state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
+        self._calls, self._voter = ViewChangeLog(self.state), Voter(self.state)
+        self._proposer, self._relay = Proposer(self.state, self._calls), Relay(settings.run)
+        self._closing = self.state.kept.lock is not None
         """True once the round is being closed, because we or other honest voters have seen that it may be closed.
 
         A view change names the electors whose READY we hold, and a restarted elector holds none.  So it sends a view change
@@ -171,30 +170,15 @@ class RoundMachine:
         (`_was_in`).  If it did not wait, then after a power cut of all electors the READYs of strangers alone would make the
         next plan.
         """
-        self._was_in = self._state.entered >= 0
+        self._was_in = self.state.entered >= 0
         """True if this peer took part in closing this round before it was restarted."""
         self._certified: Commit | None = None
 
     def note_training(self, ahead_s: float) -> None:
         """Note for how many seconds members have trained for this round before it began."""
-        self._state.closing.note_training(ahead_s)
+        self.state.closing.note_training(ahead_s)
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    @property
-    def attempt(self) -> int:
-        """Number of the attempt that is due in our view."""
-        return self._state.attempt
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan accepted last."""
-        return self._state.plan
-
-    @property
-    def readys(self) -> dict[PeerId, Ready]:
-        """The newest READY of each peer that is ready for this round."""
-        return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
 
     @property
     def is_settling(self) -> bool:
@@ -204,17 +188,12 @@ class RoundMachine:
     @property
     def ready_count(self) -> int:
         """Number of peers that are ready for this round."""
-        return len(self._state.closing.readys)
-
-    @property
-    def kept(self) -> VoterState:
-        """Our voter state in this round, which binds us."""
-        return self._state.kept
+        return len(self.state.closing.readys)
 
     @property
     def decided(self) -> Commit | None:
         """The certified record, once its result is on disk and the round is over."""
-        return self._state.decided
+        return self.state.decided
 
     @property
     def is_proposing(self) -> bool:
@@ -223,8 +202,8 @@ class RoundMachine:
 
     def followed_owners(self) -> list[PeerId]:
         """Return the planned owners of chunks that another member averaged in our exchange."""
-        plan = self._state.plan
-        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
+        plan = self.state.plan
+        result = self.state.results.get(plan_hash(plan)) if plan is not None else None
         if plan is None or result is None:
             return []
         pairs = zip(plan.owners, result[1].signers, strict=True)
@@ -235,8 +214,8 @@ class RoundMachine:
 
         Only electors count as signers, unless there are none.
         """
-        plan, electors = self._state.plan, self.base.electors
-        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
+        plan, electors = self.state.plan, self.base.electors
+        result = self.state.results.get(plan_hash(plan)) if plan is not None else None
         if plan is None or result is None:
             return {}
         members = [PeerId(member.peer) for member in plan.members]
@@ -253,8 +232,8 @@ class RoundMachine:
         These are the peers at work on it.  If there are none, they are peers about to start, or otherwise peers without
         which members would fork the run.
         """
-        at_work, coming = self._state.closing.awaited(view)
-        return at_work or coming or sorted(peer for peer in self._state.closing.decisive(view) if peer != self.me)
+        at_work, coming = self.state.closing.awaited(view)
+        return at_work or coming or sorted(peer for peer in self.state.closing.decisive(view) if peer != self.me)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -267,9 +246,9 @@ class RoundMachine:
             case Arrived():
                 return self._on_statement(event, view, now)
             case StateHashed(state):
-                self._state.outer = state
+                self.state.outer = state
             case ExchangeMoved():
-                self._state.move(now)
+                self.state.move(now)
             case PlanUnknown(peer):
                 return [*self._relay.forward(peer)]
             case ExchangeDone(plan, entries, provenance):
@@ -281,7 +260,7 @@ class RoundMachine:
             case AverageDisproved():
                 self._on_average_disproved(event, now)
             case AmendmentHeld(raw):
-                self._state.closing.amendment = raw
+                self.state.closing.amendment = raw
             case Tick():
                 return self._tick(view, now)
         return []
@@ -290,8 +269,8 @@ class RoundMachine:
         sender = arrived.sender
         match arrived.body:
             case Ready() as ready:
-                self._state.closing.add(sender, ready, arrived.signature)
-                may_wait = not self._closing and self._state.closing.can_wait(sender)
+                self.state.closing.add(sender, ready, arrived.signature)
+                may_wait = not self._closing and self.state.closing.can_wait(sender)
                 return [] if may_wait else self._tick(view, now)
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
@@ -327,15 +306,15 @@ class RoundMachine:
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
         """Finish on request of a ready peer, if a quorum is ready in our own view as well."""
-        waits = sender in self._state.closing.readys and self.me not in self._state.closing.readys
-        if not waits or not self._state.is_for_this_round(finish.round, finish.base):
+        waits = sender in self.state.closing.readys and self.me not in self.state.closing.readys
+        if not waits or not self.state.is_for_this_round(finish.round, finish.base):
             return []
-        return [FinishCompute()] if self._state.closing.has_quorum(view) else []
+        return [FinishCompute()] if self.state.closing.has_quorum(view) else []
 
     def _on_average_disproved(self, event: AverageDisproved, now: float) -> None:
         """Drop everything based on the wrong average, so that the exchange is repeated without the liar."""
-        state = self._state
-        state.doubts.disprove(event.chunk, event.hash)
+        state = self.state
+        state.disproved.add((event.chunk, event.hash))
         self._voter.drop_false_record_proposal()
         if state.plan is not None and any(member.peer == event.liar for member in state.plan.members):
             state.plan = None
@@ -362,10 +341,10 @@ class RoundMachine:
         """
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
-        if not self._voted_for(commit) and not self._state.closing.may_be_absent(commit.certificate.absent, view):
+        if not self._voted_for(commit) and not self.state.closing.may_be_absent(commit.certificate.absent, view):
             return [Reject(sender, Commit.KIND, "it leaves out an elector that we do not consider gone")]
         try:
-            verify_commit(self._state.settings, commit, self.base)
+            verify_commit(self.state.settings, commit, self.base)
         except Malformed as error:
             return [Reject(sender, Commit.KIND, str(error))]
         sources = dict.fromkeys([sender, *(PeerId(member.peer) for member in commit.record.members)])
@@ -373,27 +352,27 @@ class RoundMachine:
 
     def _voted_for(self, commit: Commit) -> bool:
         """Return True if we voted for this record without the electors that its certificate leaves out."""
-        kept, absent = self._state.kept, commit.certificate.absent
+        kept, absent = self.state.kept, commit.certificate.absent
         if kept.absent == absent and kept.first == record_hash(commit.record):
             return True
         return kept.reduced is not None and kept.reduced.record == commit.record and kept.reduced.proof.absent == absent
 
     def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[RoundEffect]:
-        if commit.record.result_root in self._state.obtained:
+        if commit.record.result_root in self.state.obtained:
             return self._end(commit)
         self._certified = commit
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
     def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
         """End the round if its certified record waited for this result; otherwise vote if the proposed record has it."""
-        self._state.obtained.add(root)
+        self.state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None
             return self._end(commit)
         return self._voter.on_result_obtained(root)
 
     def _end(self, commit: Commit) -> list[RoundEffect]:
-        state, certificate = self._state, commit.certificate
+        state, certificate = self.state, commit.certificate
         state.decided = commit
         proposer = state.ballot(certificate.attempt, certificate.absent, commit.record.members).proposer
         state.closing.patience.proposers.delivered(proposer, self.base.round)
@@ -401,7 +380,7 @@ class RoundMachine:
 
     def farewell(self) -> list[Send | Forward]:
         """Return the statements that others need when we leave: the certified record, or the statements that lead to one."""
-        commit, plan = self.decided or self._certified, self._state.plan
+        commit, plan = self.decided or self._certified, self.state.plan
         members = commit.record.members if commit is not None else plan.members if plan is not None else []
         named = dict.fromkeys([*self.base.electors, *(PeerId(member.peer) for member in members)])
         others = tuple(peer for peer in named if peer != self.me)
@@ -411,7 +390,7 @@ class RoundMachine:
 
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
         """Close the round, lead our attempt, or give up another peer's attempt after its timeout."""
-        state = self._state
+        state = self.state
         if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
             return []
         self._certified = None
@@ -440,8 +419,8 @@ class RoundMachine:
         An attempt cannot succeed before that, so a peer that is ahead waits for the others, as PBFT's view change timer
         does.  A lock of the attempt shows that a quorum voted in it.
         """
-        called, kept = self._voter.called, self._state.kept
-        if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
+        called, kept = self._voter.called, self.state.kept
+        if called is None or called.ballot.attempt != self.state.attempt or called.ballot.members:
             return True
         if any(lock is not None and lock.proof.attempt == called.ballot.attempt for lock in (kept.lock, kept.reduced)):
             return True
@@ -449,13 +428,13 @@ class RoundMachine:
 
     def _repair(self) -> list[RoundEffect]:
         """Recheck our outer state if the electors have another one."""
-        digest = self._state.outer
-        other = self._state.closing.state_against(digest) if digest is not None else None
+        digest = self.state.outer
+        other = self.state.closing.state_against(digest) if digest is not None else None
         return [Repair(Hash(digest_in(other)))] if other is not None else []
 
     def _give_up_attempt(self, now: float) -> None:
         """Go to another attempt.  An attempt that its proposer spoilt for all voters does not lengthen our timeouts."""
-        state, stalled = self._state, self._voter.proposer_to_blame()
+        state, stalled = self.state, self._voter.proposer_to_blame()
         if stalled is not None:
             state.closing.patience.proposers.lost_with(stalled, self.base.round)
         if self._voter.is_spoilt:

@@ -54,7 +54,8 @@ class Voter:
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
-        self._call: Call | None = None
+        self.called: Call | None = None
+        """Ballot for which we sent a view change last."""
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
@@ -62,8 +63,6 @@ class Voter:
         self._proposal: RecordProposal | None = None
         self._leader = state.me
         """The peer that sent the record proposal."""
-        self._carried = False
-        """True if the record proposal carries on a lock, so that we vote for it without an audit."""
         self.proof: PrevoteCertificate | None = None
         self._reported = -1e9
         """Time when we last reported a result, so that repeated proposals of others cost no more."""
@@ -72,11 +71,6 @@ class Voter:
     def is_voting(self) -> bool:
         """True if a record was proposed in the attempt that is due."""
         return self._proposal is not None and self._proposal.attempt == self._state.attempt
-
-    @property
-    def called(self) -> Call | None:
-        """Ballot for which we sent a view change last."""
-        return self._call
 
     # -- view changes -------------------------------------------------------------------------------------------------
 
@@ -90,18 +84,18 @@ class Voter:
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
             return [], None
-        call, effects = self._call, list[RoundEffect]()
+        call, effects = self.called, list[RoundEffect]()
         if call is not None and call.ballot == ballot:
             moves = call.answered and (self._is_exchanging() or state.idle_s(now) < CALL_S)
             if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
                 return [], ballot
             call.sent, call.to_all, to = now, True, ballot.voters
         else:
-            self._call, to = Call(ballot, now), (ballot.proposer,)
+            self.called, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = carried_lock(state, ballot, view)
-        roll = view_change_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
+        roll = view_change_of(binding, ballot, state.closing.held(view, state.outer), carried_plan(state, ballot, view))
         if roll is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -145,12 +139,12 @@ class Voter:
     @property
     def is_spoilt(self) -> bool:
         """True if the attempt that is due cannot succeed, because no honest peer accepts its proposal."""
-        called = self._call.ballot if self._call is not None else None
+        called = self.called.ballot if self.called is not None else None
         return called is not None and called == self._spoilt and called.attempt == self._state.attempt
 
     def proposer_to_blame(self) -> PeerId | None:
         """Return the proposer of our attempt if it has kept us waiting; None otherwise."""
-        call = self._call
+        call = self.called
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
         proposer, plan = call.ballot.proposer, self._state.standing_plan()
@@ -218,8 +212,8 @@ class Voter:
         return None
 
     def _answered(self, attempt: int) -> None:
-        if self._call is not None and self._call.ballot.attempt == attempt:
-            self._call.answered = True
+        if self.called is not None and self.called.ballot.attempt == attempt:
+            self.called.answered = True
 
     # -- first votes --------------------------------------------------------------------------------------------------
 
@@ -231,15 +225,14 @@ class Voter:
             if objection is not None:
                 return [Reject(sender, RecordProposal.KIND, objection)]
             self._proposal, self._leader, self.proof = proposal, sender, None
-            self._carried = proposal.proof is not None
             state.go_to_attempt(proposal.attempt, now)
             state.move(now)
         self._answered(proposal.attempt)
         if record.result_root in state.obtained:
             return self._cast_first(proposal)
         sources = tuple(PeerId(member.peer) for member in record.members if member.peer != state.me)
-        provenance = None if self._carried else proposal.provenance
-        again = state.doubts.has_suspected(record.result_root)
+        provenance = None if proposal.proof is not None else proposal.provenance  # a carried lock needs no audit
+        again = record.result_root in state.suspected
         return [ObtainResult(record, tuple(proposal.index), sources, sender, provenance, again)]
 
     def _objection_to_record_proposal(self, sender: PeerId, proposal: RecordProposal, view: View) -> str | None:
@@ -267,7 +260,7 @@ class Voter:
     def _objection_to_fresh(self, justification: Justification, proposal: RecordProposal) -> str | None:
         """Return the first reason not to vote for a record that does not carry on a lock; None if there is none."""
         state, plan = self._state, plan_of(proposal.record, proposal.provenance)
-        if state.doubts.is_false(proposal.index):
+        if state.is_false(proposal.index):
             return "it has an average that is proven wrong"
         if state.outer is not None and proposal.record.state != state.outer:
             return "it is based on another state than ours"
@@ -335,14 +328,14 @@ class Voter:
     def on_audit_failed(self, root: bytes, now: float) -> None:
         """Doubt this result; if it is the result of the proposed record, make the next attempt due."""
         state = self._state
-        state.doubts.suspect(root)
+        state.suspected.add(root)
         if self._proposal is not None and self._proposal.record.result_root == root:
             self._proposal = None
             state.go_to_attempt(state.attempt + 1, now)
 
     def drop_false_record_proposal(self) -> None:
         """Forget the record proposal if an average of its record is proven wrong, unless it carries on a lock."""
-        if self._proposal is not None and not self._carried and self._state.doubts.is_false(self._proposal.index):
+        if self._proposal is not None and self._proposal.proof is None and self._state.is_false(self._proposal.index):
             self._proposal = None
 
 
