@@ -26,12 +26,13 @@ no clock and holds no key.
 * The record put to the vote fixes one version of every chunk.  A voter that assembled another version fetches the chunks
   that differ before it votes.
 * If a proposer sends a statement to some peers only, these peers forward it to peers that see no progress.
+* A proposal that arrives again shows that its proposer lacks the result: members whose exchange is over report theirs.
 * A voter's obligations are on disk (fsync) before they are announced: the effect `Persist` precedes the `Send`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from protocol.agreement.events import (
     AmendmentHeld,
@@ -57,19 +58,18 @@ from protocol.agreement.events import (
 )
 from protocol.agreement.proposer import Proposer, ViewChangeLog
 from protocol.agreement.round_state import RoundState, is_result_lost
-from protocol.agreement.voter import Voter, helpers, result_for_planner
+from protocol.agreement.voter import Voter
 from protocol.allreduce.lateness import Patience
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import record_hash, verify_commit
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Body, rebuild
+from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Commit,
     Finish,
     Lock,
-    Plan,
     PrevoteCertificate,
     Proposal,
     Ready,
@@ -86,78 +86,53 @@ from protocol.wire.messages import (
 #
 # A proposer can send a statement to only some of the peers.  The other peers would wait in vain, be given up in the
 # exchange, and look as if they had stalled it.  A voter that sees no progress sends its view change to all voters.  A member
-# that knows of no plan refuses the parts that are pushed to it.  The peers that follow the asking one in the order of the
-# tip, of which at least one is honest, then forward the newest statements of the attempt, each once.  The statements carry
-# the proposer's signature, so any peer may deliver them.
+# that knows of no plan refuses the parts that are pushed to it.  Every peer then forwards the newest statements that it has,
+# each once.  They carry the proposer's signature, so any peer may deliver them.
 
 
 RELAYED = (Proposal, RecordProposal, PrevoteCertificate)
 
 
 class Relay:
-    """Statements of the newest attempt, and the peers to which we have forwarded them."""
+    """Statements of the newest attempt, and the peers to which we have forwarded them.  run: the ID of the run."""
 
-    def __init__(self, state: RoundState) -> None:
-        self._state = state
+    def __init__(self, run: Hash) -> None:
+        self._run = run
         self._attempt = -1
-        self._said: dict[type[Body], bytes] = {}
-        self._told: dict[tuple[PeerId, type[Body]], None] = {}
-        self._asking: dict[PeerId, int] = {}
-        """Attempt of each voter that reported no progress."""
+        self._said: dict[str, bytes] = {}
+        """The newest statement of each kind, as received."""
+        self._told: set[tuple[PeerId, str]] = set()
 
-    def keep(self, arrived: Arrived) -> list[Forward]:
-        """Keep a proposer's statement that was accepted, and forward it to the voters that reported no progress."""
+    def keep(self, arrived: Arrived) -> None:
+        """Keep a proposer's statement that was accepted, unless one of a later attempt was.
+
+        Once a record was proposed, the exchange is over, and nobody needs the plan.
+        """
         body = arrived.body
         assert isinstance(body, RELAYED)
         attempt = body.certificate.attempt if isinstance(body, PrevoteCertificate) else body.attempt
         if attempt < self._attempt:
-            return []
+            return
         if attempt > self._attempt:
             self._attempt = attempt
             self._said.clear()
             self._told.clear()
-        self._said[type(body)] = rebuild(
-            self._state.settings.run, body.KIND, arrived.sender, body.encode(), arrived.signature
-        ).raw
-        return [effect for peer, asked in [*self._asking.items()] for effect in self.help_voter(peer, asked)]
+        if isinstance(body, RecordProposal):
+            self._said.pop(Proposal.KIND, None)
+        self._said[body.KIND] = rebuild(self._run, body.KIND, arrived.sender, body.encode(), arrived.signature).raw
+        self._told.add((arrived.sender, body.KIND))
 
-    def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
-        """Forward statements to a voter that is in this attempt and sees no progress."""
-        if peer in self._state.base.electors:
-            self._asking[peer] = attempt
+    def forward(self, peer: PeerId, attempt: int = 0) -> list[Forward]:
+        """Forward the statements that we have not forwarded to this peer yet, unless it has entered a later attempt."""
         if attempt > self._attempt:
             return []
-        return self._pass_on(peer, self._state.ballot(self._attempt, ()).voters, RELAYED)
+        lacking = [kind for kind in self._said if (peer, kind) not in self._told]
+        self._told |= {(peer, kind) for kind in lacking}
+        return [Forward(peer, kind, self._said[kind]) for kind in lacking]
 
-    def help_member(self, peer: PeerId) -> list[Forward]:
-        """Forward the proposal to a member of the plan that does not know the plan."""
-        plan = self._state.plan
-        members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
-        return self._pass_on(peer, members, (Proposal,)) if peer in members else []
-
-    def farewell(self) -> list[Forward]:
-        """Return the record proposal and its prevote certificate for all voters, which may need them when we are gone."""
-        plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
-        members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
-        return [
-            effect
-            for peer in voters or members
-            if peer != self._state.me
-            for effect in self._tell(peer, (RecordProposal, PrevoteCertificate))
-        ]
-
-    def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
-        """Forward the statements of these kinds that we have not sent to this peer, if we are one of its helpers."""
-        return self._tell(peer, kinds) if self._state.me in helpers(self._state.base, peer, circle) else []
-
-    def _tell(self, peer: PeerId, kinds: Sequence[type[Body]]) -> list[Forward]:
-        effects = []
-        for kind in kinds:
-            raw = self._said.get(kind)
-            if raw is not None and (peer, kind) not in self._told:
-                self._told[peer, kind] = None
-                effects.append(Forward(peer, kind.KIND, raw))
-        return effects
+    def farewell(self, peers: Iterable[PeerId]) -> list[Forward]:
+        """Forward the statements to these peers if a record was proposed: they may need them when we are gone."""
+        return [effect for peer in peers if RecordProposal.KIND in self._said for effect in self.forward(peer)]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -182,10 +157,10 @@ class RoundMachine:
         abstains: bool = False,
     ) -> None:
         self.me, self.base = me, base
-        self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
-        self._calls, self._voter = ViewChangeLog(self._state), Voter(self._state)
-        self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
-        self._closing = self._state.kept.lock is not None
+        self.state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
+        self._calls, self._voter = ViewChangeLog(self.state), Voter(self.state)
+        self._proposer, self._relay = Proposer(self.state, self._calls), Relay(settings.run)
+        self._closing = self.state.kept.lock is not None
         """True once the round is being closed, because we or other honest voters have seen that it may be closed.
 
         A view change names the electors whose READY we hold, and a restarted elector holds none.  So it sends a view change
@@ -193,30 +168,15 @@ class RoundMachine:
         (`_was_in`).  If it did not wait, then after a power cut of all electors the READYs of strangers alone would make the
         next plan.
         """
-        self._was_in = self._state.entered >= 0
+        self._was_in = self.state.entered >= 0
         """True if this peer took part in closing this round before it was restarted."""
         self._certified: Commit | None = None
 
     def note_training(self, ahead_s: float) -> None:
         """Note for how many seconds members have trained for this round before it began."""
-        self._state.closing.note_training(ahead_s)
+        self.state.closing.note_training(ahead_s)
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    @property
-    def attempt(self) -> int:
-        """Number of the attempt that is due in our view."""
-        return self._state.attempt
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan accepted last."""
-        return self._state.plan
-
-    @property
-    def readys(self) -> dict[PeerId, Ready]:
-        """The newest READY of each peer that is ready for this round."""
-        return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
 
     @property
     def is_settling(self) -> bool:
@@ -226,17 +186,12 @@ class RoundMachine:
     @property
     def ready_count(self) -> int:
         """Number of peers that are ready for this round."""
-        return len(self._state.closing.readys)
-
-    @property
-    def kept(self) -> VoterState:
-        """Our voter state in this round, which binds us."""
-        return self._state.kept
+        return len(self.state.closing.readys)
 
     @property
     def decided(self) -> Commit | None:
         """The certified record, once its result is on disk and the round is over."""
-        return self._state.decided
+        return self.state.decided
 
     @property
     def is_proposing(self) -> bool:
@@ -249,8 +204,8 @@ class RoundMachine:
         These are the peers at work on it.  If there are none, they are peers about to start, or otherwise peers without
         which members would fork the run.
         """
-        at_work, coming = self._state.closing.awaited(view)
-        return at_work or coming or sorted(peer for peer in self._state.closing.decisive(view) if peer != self.me)
+        at_work, coming = self.state.closing.awaited(view)
+        return at_work or coming or sorted(peer for peer in self.state.closing.decisive(view) if peer != self.me)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -263,14 +218,13 @@ class RoundMachine:
             case Arrived():
                 return self._on_statement(event, view, now)
             case StateHashed(state):
-                self._state.outer = state
+                self.state.outer = state
             case ExchangeMoved():
-                self._state.move(now)
+                self.state.move(now)
             case PlanUnknown(peer):
-                return [*self._relay.help_member(peer)]
+                return [*self._relay.forward(peer)]
             case ExchangeDone(plan, entries, provenance):
-                effects = self._proposer.on_exchange_done(plan, entries, provenance, now)
-                return [*effects, *result_for_planner(self._state, plan)]
+                return self._proposer.on_exchange_done(plan, entries, provenance, now)
             case ResultObtained(root):
                 return self._on_result_obtained(root)
             case AuditFailed(root):
@@ -278,7 +232,7 @@ class RoundMachine:
             case AverageDisproved():
                 self._on_average_disproved(event, now)
             case AmendmentHeld(raw):
-                self._state.closing.amendment = raw
+                self.state.closing.amendment = raw
             case Tick():
                 return self._tick(view, now)
         return []
@@ -287,8 +241,8 @@ class RoundMachine:
         sender = arrived.sender
         match arrived.body:
             case Ready() as ready:
-                self._state.closing.add(sender, ready, arrived.signature)
-                may_wait = not self._closing and self._state.closing.can_wait(sender)
+                self.state.closing.add(sender, ready, arrived.signature)
+                may_wait = not self._closing and self.state.closing.can_wait(sender)
                 return [] if may_wait else self._tick(view, now)
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
@@ -296,8 +250,8 @@ class RoundMachine:
                 objection = self._calls.on_view_change(sender, roll, arrived.signature, view, now)
                 if objection is not None:
                     return [Reject(sender, ViewChange.KIND, objection)]
-                help = self._relay.help_voter(sender, roll.attempt) if sender != self.me else []
-                return [*help, *self._tick(view, now)]
+                lacking = self._relay.forward(sender, roll.attempt) if sender != self.me else []
+                return [*lacking, *self._tick(view, now)]
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
@@ -315,22 +269,24 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Keep a statement that was accepted, with these effects, and forward it to peers that may need it."""
+        """Return these effects of a statement, and keep the statement for the relay if it was accepted."""
         body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
         is_taken_up = body == self._voter.proof if isinstance(body, PrevoteCertificate) else not rejected
-        return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
+        if is_taken_up and arrived.sender != self.me:
+            self._relay.keep(arrived)
+        return effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
         """Finish on request of a ready peer, if a quorum is ready in our own view as well."""
-        waits = sender in self._state.closing.readys and self.me not in self._state.closing.readys
-        if not waits or not self._state.is_for_this_round(finish.round, finish.base):
+        waits = sender in self.state.closing.readys and self.me not in self.state.closing.readys
+        if not waits or not self.state.is_for_this_round(finish.round, finish.base):
             return []
-        return [FinishCompute()] if self._state.closing.has_quorum(view) else []
+        return [FinishCompute()] if self.state.closing.has_quorum(view) else []
 
     def _on_average_disproved(self, event: AverageDisproved, now: float) -> None:
         """Drop everything based on the wrong average, so that the exchange is repeated without the liar."""
-        state = self._state
-        state.doubts.disprove(event.chunk, event.hash)
+        state = self.state
+        state.disproved.add((event.chunk, event.hash))
         self._voter.drop_false_record_proposal()
         if state.plan is not None and any(member.peer == event.liar for member in state.plan.members):
             state.plan = None
@@ -357,10 +313,10 @@ class RoundMachine:
         """
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
-        if not self._voted_for(commit) and not self._state.closing.may_be_absent(commit.certificate.absent, view):
+        if not self._voted_for(commit) and not self.state.closing.may_be_absent(commit.certificate.absent, view):
             return [Reject(sender, Commit.KIND, "it leaves out an elector that we do not consider gone")]
         try:
-            verify_commit(self._state.settings, commit, self.base)
+            verify_commit(self.state.settings, commit, self.base)
         except Malformed as error:
             return [Reject(sender, Commit.KIND, str(error))]
         sources = dict.fromkeys([sender, *(PeerId(member.peer) for member in commit.record.members)])
@@ -368,43 +324,42 @@ class RoundMachine:
 
     def _voted_for(self, commit: Commit) -> bool:
         """Return True if we voted for this record without the electors that its certificate leaves out."""
-        kept, absent = self._state.kept, commit.certificate.absent
+        kept, absent = self.state.kept, commit.certificate.absent
         if kept.absent == absent and kept.first == record_hash(commit.record):
             return True
         return kept.reduced is not None and kept.reduced.record == commit.record and kept.reduced.proof.absent == absent
 
     def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[RoundEffect]:
-        if commit.record.result_root in self._state.obtained:
+        if commit.record.result_root in self.state.obtained:
             return self._end(commit)
         self._certified = commit
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
     def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
         """End the round if its certified record waited for this result; otherwise vote if the proposed record has it."""
-        self._state.obtained.add(root)
+        self.state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None
             return self._end(commit)
         return self._voter.on_result_obtained(root)
 
     def _end(self, commit: Commit) -> list[RoundEffect]:
-        self._state.decided = commit
+        self.state.decided = commit
         return [Committed(commit)]
 
     def farewell(self) -> list[Send | Forward]:
         """Return the statements that others need when we leave: the certified record, or the statements that lead to one."""
-        commit = self.decided or self._certified
-        if commit is None:
-            return [*self._relay.farewell()]
-        members = [PeerId(member.peer) for member in commit.record.members]
-        others = dict.fromkeys([*self.base.electors, *members])
-        return [Send(tuple(peer for peer in others if peer != self.me), commit)]
+        commit, plan = self.decided or self._certified, self.state.plan
+        members = commit.record.members if commit is not None else plan.members if plan is not None else []
+        named = dict.fromkeys([*self.base.electors, *(PeerId(member.peer) for member in members)])
+        others = tuple(peer for peer in named if peer != self.me)
+        return [Send(others, commit)] if commit is not None else [*self._relay.farewell(others)]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
         """Close the round, lead our attempt, or give up another peer's attempt after its timeout."""
-        state = self._state
+        state = self.state
         if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
             return []
         self._certified = None
@@ -433,8 +388,8 @@ class RoundMachine:
         An attempt cannot succeed before that, so a peer that is ahead waits for the others, as PBFT's view change timer
         does.  A lock of the attempt shows that a quorum voted in it.
         """
-        called, kept = self._voter.called, self._state.kept
-        if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
+        called, kept = self._voter.called, self.state.kept
+        if called is None or called.ballot.attempt != self.state.attempt or called.ballot.members:
             return True
         if any(lock is not None and lock.proof.attempt == called.ballot.attempt for lock in (kept.lock, kept.reduced)):
             return True
@@ -442,13 +397,13 @@ class RoundMachine:
 
     def _repair(self) -> list[RoundEffect]:
         """Recheck our outer state if the electors have another one."""
-        digest = self._state.outer
-        other = self._state.closing.state_against(digest) if digest is not None else None
+        digest = self.state.outer
+        other = self.state.closing.state_against(digest) if digest is not None else None
         return [Repair(Hash(digest_in(other)))] if other is not None else []
 
     def _give_up_attempt(self, now: float) -> None:
         """Go to another attempt.  An attempt that its proposer spoilt for all voters does not lengthen our timeouts."""
-        state, stalled = self._state, self._voter.proposer_to_blame()
+        state, stalled = self.state, self._voter.proposer_to_blame()
         if stalled is not None:
             state.closing.patience.proposers.lost_with(stalled, self.base.round)
         if self._voter.is_spoilt:

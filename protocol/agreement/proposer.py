@@ -269,12 +269,10 @@ class Proposer:
             return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
         assert plan is not None
         result = self._state.results.get(plan_hash(plan))
-        if result is not None and (self._takes_part(plan) or not self._state.doubts.has_suspected(index_root(result[0]))):
+        takes_part = any(member.peer == self._state.me for member in plan.members)
+        if result is not None and (takes_part or index_root(result[0]) not in self._state.suspected):
             return self._put_result(mine, result, now)
         return [Send(mine.audience(), self._proposal(mine, plan))]
-
-    def _takes_part(self, plan: Plan) -> bool:
-        return any(member.peer == self._state.me for member in plan.members)
 
     def _plan_taken_up(self, justification: Justification) -> Plan | None:
         """Return the plan that was accepted before, if it is still valid."""
@@ -302,7 +300,7 @@ class Proposer:
     ) -> list[RoundEffect]:
         """Keep the result of our complete exchange, and propose its record if we may.  plan: the hash of its plan."""
         state = self._state
-        if state.doubts.is_false(entries):
+        if state.is_false(entries):
             return []
         state.note_result(plan, entries, provenance, now)
         return self._put_when_known(plan, now)
@@ -319,17 +317,17 @@ class Proposer:
         members = [PeerId(member.peer) for member in mine.plan.members]
         known = state.results.get(Hash(report.plan))
         root = index_root(report.index)
-        if sender not in members or state.doubts.has_suspected(root) or sender in mine.reporters:
+        if sender not in members or root in state.suspected or sender in mine.reporters:
             return []
         if state.me in members and state.idle_s(now) < CALL_S:
             return []  # our own exchange makes progress
-        if known is not None and not state.doubts.has_suspected(index_root(known[0])):
+        if known is not None and index_root(known[0]) not in state.suspected:
             return []
         mine.reporters.add(sender)
         record = self._record(mine.plan, report.index)
         if flaw_of_record_proposal(state.settings, state.base, record, report.index, report.provenance) is not None:
             return []
-        if plan_of(record, report.provenance) != mine.plan or state.doubts.is_false(report.index):
+        if plan_of(record, report.provenance) != mine.plan or state.is_false(report.index):
             return []
         state.note_result(Hash(report.plan), tuple(report.index), report.provenance, now)
         return self._put_when_known(Hash(report.plan), now)
@@ -421,8 +419,8 @@ class Proposer:
 
     def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
         """Send unanswered statements again."""
-        if now - mine.sent < RESEND_S:
-            return []
+        if now - mine.sent < RESEND_S or (mine.record_proposal is None and self._state.idle_s(now) < CALL_S):
+            return []  # the exchange makes progress: who lacks the plan is sent it by others
         mine.sent = now
         if mine.record_proposal is None:
             return [Send(mine.audience(), self._proposal(mine, mine.plan))] if mine.plan is not None else []
@@ -438,6 +436,6 @@ class Proposer:
         if (
             self._mine is None
             or self._mine.record_proposal is None
-            or self._state.doubts.is_false(self._mine.record_proposal.index)
+            or self._state.is_false(self._mine.record_proposal.index)
         ):
             self._mine = None

@@ -27,10 +27,14 @@ class RoundState:
 
     attempt: the attempt that is due in our view; after a restart it is above all attempts in which we took part, because a
     proposer forgets its proposals.  entered: the last attempt on disk, -1 for none.  losses: the number of attempts given up
-    after a timeout.  plan: the plan accepted last.  planner: the proposer of this plan.  outer: the name of our outer state,
+    after a timeout.  plan: the plan accepted last.  outer: the name of our outer state,
     None until it is hashed.  kept: our voter state, which binds us, as on disk.  results: the results of our exchanges, by
     plan.  obtained: the roots of the results that are on disk.  decided: the certified record, once its result is on disk.
     abstains: True if we have lost our voter state at this tip, and so sign nothing as a voter.
+
+    disproved: the averages, each with its chunk, that are proven wrong.  suspected: the roots of the results that failed an
+    audit.  Such a result is audited again when it is proposed again; this second audit accepts averages that cannot be
+    checked because their members are gone.  Otherwise a death could prevent a round from ending.
     """
 
     def __init__(
@@ -46,14 +50,14 @@ class RoundState:
     ) -> None:
         self.me, self.settings, self.base, self.abstains = me, settings, base, abstains
         self.closing = ClosingPolicy(me, settings, base, patience, now)
-        self.doubts = Doubts()
+        self.disproved: set[tuple[int, bytes]] = set()
+        self.suspected: set[bytes] = set()
         self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)
         was_kept = kept is not None and self.kept == kept
         self.attempt = self.kept.attempt + was_kept
         self.entered = self.kept.attempt if was_kept else -1
         self.losses = 0
         self.plan: Plan | None = None
-        self.planner = me
         self.outer: bytes | None = None
         self.decided: Commit | None = None
         self.results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
@@ -123,42 +127,14 @@ class RoundState:
             return None
         result = self.results.get(plan_hash(plan))
         if result is not None:
-            return None if self.doubts.is_false(result[0]) else plan_hash(plan)
+            return None if self.is_false(result[0]) else plan_hash(plan)
         is_member = any(member.peer == self.me for member in plan.members)
         alive = not is_member or is_in(plan, self.me, self.closing.ready_of(self.me))
         return plan_hash(plan) if alive else None
 
-    def held(self, view: View) -> list[PeerId]:
-        """Return the electors from which we hold a READY for our state."""
-        return self.closing.held(view, self.outer)
-
-
-class Doubts:
-    """Register of disproved averages, whose results we do not vote for, and of results that failed an audit.
-
-    A result that failed an audit is audited again when it is proposed again.  This second audit accepts averages that cannot
-    be checked because their members are gone: otherwise a death could prevent a round from ending.
-    """
-
-    def __init__(self) -> None:
-        self._disproved: dict[tuple[int, bytes], None] = {}
-        self._unaccountable: dict[bytes, None] = {}
-
-    def disprove(self, chunk: int, hash: bytes) -> None:
-        """Record that this average of this chunk is proven wrong."""
-        self._disproved[chunk, hash] = None
-
-    def suspect(self, root: bytes) -> None:
-        """Record that the result with this root failed an audit."""
-        self._unaccountable[root] = None
-
     def is_false(self, index: Sequence[ChunkEntry]) -> bool:
         """Return True if a result with this index has an average that is proven wrong."""
-        return bool(self._disproved) and any((chunk, entry.hash) in self._disproved for chunk, entry in enumerate(index))
-
-    def has_suspected(self, root: bytes) -> bool:
-        """Return True if the result with this root failed an audit before."""
-        return root in self._unaccountable
+        return bool(self.disproved) and any((chunk, entry.hash) in self.disproved for chunk, entry in enumerate(index))
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.agreement.ballot import (
@@ -25,54 +24,12 @@ from protocol.agreement.events import BeginExchange, ObtainResult, Persist, Reje
 from protocol.agreement.policy import CALL_S, RESEND_S
 from protocol.agreement.round_state import MAX_LEAD, RoundState, carried_lock, carried_plan
 from protocol.allreduce.assignment import plan_hash
-from protocol.chain.base import Base, RoundSettings
-from protocol.chain.electorate import tolerated
+from protocol.chain.base import RoundSettings
 from protocol.chain.records import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report, Step, Vote, VoterState
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Reports of the result of our exchange to the proposer of its plan, if the proposer has no result of its own.
-
-
-def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
-    """Return the peers of `circle` that follow `peer` in proposing order, enough to include an honest one."""
-    order = base.in_turn({*circle, peer})
-    place = order.index(peer)
-    return [*order[place + 1 :], *order[:place]][: 1 + tolerated(len(order))]
-
-
-def result_for_planner(state: RoundState, plan: Hash) -> list[Send]:
-    """Return the report of this plan's exchange for a proposer that takes no part in it; empty before the exchange ends."""
-    if state.plan is None or plan_hash(state.plan) != plan or state.planner in _members(state.plan):
-        return []
-    return _send(state, plan)
-
-
-def reminder(state: RoundState) -> list[Send]:
-    """Return the report for a proposer that should have proposed the record by now, if we are among its helpers."""
-    if state.plan is None or state.me == state.planner:
-        return []
-    is_helper = state.me in helpers(state.base, state.planner, _members(state.plan))
-    return _send(state, plan_hash(state.plan)) if is_helper else []
-
-
-def _send(state: RoundState, plan: Hash) -> list[Send]:
-    result = state.results.get(plan)
-    if result is None:
-        return []
-    index, provenance = list(result[0]), result[1]
-    body = Report(round=state.base.round, base=state.base.tip, plan=plan, index=index, provenance=provenance)
-    return [Send((state.planner,), body)]
-
-
-def _members(plan: Plan) -> list[PeerId]:
-    return [PeerId(member.peer) for member in plan.members]
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -97,7 +54,8 @@ class Voter:
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
-        self._call: Call | None = None
+        self.called: Call | None = None
+        """Ballot for which we sent a view change last."""
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
@@ -105,19 +63,14 @@ class Voter:
         self._proposal: RecordProposal | None = None
         self._leader = state.me
         """The peer that sent the record proposal."""
-        self._carried = False
-        """True if the record proposal carries on a lock, so that we vote for it without an audit."""
         self.proof: PrevoteCertificate | None = None
+        self._reported = -1e9
+        """Time when we last reported a result, so that repeated proposals of others cost no more."""
 
     @property
     def is_voting(self) -> bool:
         """True if a record was proposed in the attempt that is due."""
         return self._proposal is not None and self._proposal.attempt == self._state.attempt
-
-    @property
-    def called(self) -> Call | None:
-        """Ballot for which we sent a view change last."""
-        return self._call
 
     # -- view changes -------------------------------------------------------------------------------------------------
 
@@ -131,19 +84,18 @@ class Voter:
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
             return [], None
-        call, effects = self._call, list[RoundEffect]()
+        call, effects = self.called, list[RoundEffect]()
         if call is not None and call.ballot == ballot:
             moves = call.answered and (self._is_exchanging() or state.idle_s(now) < CALL_S)
             if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
                 return [], ballot
             call.sent, call.to_all, to = now, True, ballot.voters
-            effects += [] if self.is_voting else reminder(state)
         else:
-            self._call, to = Call(ballot, now), (ballot.proposer,)
+            self.called, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = carried_lock(state, ballot, view)
-        roll = view_change_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
+        roll = view_change_of(binding, ballot, state.closing.held(view, state.outer), carried_plan(state, ballot, view))
         if roll is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -187,12 +139,12 @@ class Voter:
     @property
     def is_spoilt(self) -> bool:
         """True if the attempt that is due cannot succeed, because no honest peer accepts its proposal."""
-        called = self._call.ballot if self._call is not None else None
+        called = self.called.ballot if self.called is not None else None
         return called is not None and called == self._spoilt and called.attempt == self._state.attempt
 
     def proposer_to_blame(self) -> PeerId | None:
         """Return the proposer of our attempt if it has kept us waiting; None otherwise."""
-        call = self._call
+        call = self.called
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
         proposer, plan = call.ballot.proposer, self._state.standing_plan()
@@ -217,10 +169,21 @@ class Voter:
             self._plan = (proposal.attempt, plan)
             state.take_up(plan, proposal.attempt, now)
             state.go_to_attempt(proposal.attempt, now)
-        state.planner = sender
         self._answered(proposal.attempt)
         begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
-        return [*begin, *result_for_planner(state, plan_hash(plan))]
+        return [*begin, *self._report(sender, plan_hash(plan), now)]
+
+    def _report(self, proposer: PeerId, plan: Hash, now: float) -> list[Send]:
+        """Report the result of our exchange to a proposer that still proposes its plan, and so has no result.
+
+        It may take no part in the exchange, or be stuck in it.
+        """
+        result = self._state.results.get(plan)
+        if result is None or proposer == self._state.me or now - self._reported < CALL_S:
+            return []
+        self._reported = now
+        index, provenance, base = list(result[0]), result[1], self._state.base
+        return [Send((proposer,), Report(round=base.round, base=base.tip, plan=plan, index=index, provenance=provenance))]
 
     def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
         """Return our first reason to reject the proposal, which other peers may not share; None if there is none."""
@@ -249,8 +212,8 @@ class Voter:
         return None
 
     def _answered(self, attempt: int) -> None:
-        if self._call is not None and self._call.ballot.attempt == attempt:
-            self._call.answered = True
+        if self.called is not None and self.called.ballot.attempt == attempt:
+            self.called.answered = True
 
     # -- first votes --------------------------------------------------------------------------------------------------
 
@@ -262,15 +225,14 @@ class Voter:
             if objection is not None:
                 return [Reject(sender, RecordProposal.KIND, objection)]
             self._proposal, self._leader, self.proof = proposal, sender, None
-            self._carried = proposal.proof is not None
             state.go_to_attempt(proposal.attempt, now)
             state.move(now)
         self._answered(proposal.attempt)
         if record.result_root in state.obtained:
             return self._cast_first(proposal)
         sources = tuple(PeerId(member.peer) for member in record.members if member.peer != state.me)
-        provenance = None if self._carried else proposal.provenance
-        again = state.doubts.has_suspected(record.result_root)
+        provenance = None if proposal.proof is not None else proposal.provenance  # a carried lock needs no audit
+        again = record.result_root in state.suspected
         return [ObtainResult(record, tuple(proposal.index), sources, sender, provenance, again)]
 
     def _objection_to_record_proposal(self, sender: PeerId, proposal: RecordProposal, view: View) -> str | None:
@@ -298,7 +260,7 @@ class Voter:
     def _objection_to_fresh(self, justification: Justification, proposal: RecordProposal) -> str | None:
         """Return the first reason not to vote for a record that does not carry on a lock; None if there is none."""
         state, plan = self._state, plan_of(proposal.record, proposal.provenance)
-        if state.doubts.is_false(proposal.index):
+        if state.is_false(proposal.index):
             return "it has an average that is proven wrong"
         if state.outer is not None and proposal.record.state != state.outer:
             return "it is based on another state than ours"
@@ -366,14 +328,14 @@ class Voter:
     def on_audit_failed(self, root: bytes, now: float) -> None:
         """Doubt this result; if it is the result of the proposed record, make the next attempt due."""
         state = self._state
-        state.doubts.suspect(root)
+        state.suspected.add(root)
         if self._proposal is not None and self._proposal.record.result_root == root:
             self._proposal = None
             state.go_to_attempt(state.attempt + 1, now)
 
     def drop_false_record_proposal(self) -> None:
         """Forget the record proposal if an average of its record is proven wrong, unless it carries on a lock."""
-        if self._proposal is not None and not self._carried and self._state.doubts.is_false(self._proposal.index):
+        if self._proposal is not None and self._proposal.proof is None and self._state.is_false(self._proposal.index):
             self._proposal = None
 
 

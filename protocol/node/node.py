@@ -45,7 +45,7 @@ from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
-from protocol.sync.fork_choice import YOUNG_ROUNDS, PeerTips
+from protocol.sync.fork_choice import YOUNG_ROUNDS, ForkChoice
 from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import RunFiles, StateFetcher, paths_of
 from protocol.tasks.commands import TaskSetCommands
@@ -90,7 +90,6 @@ class Node:
         self._handshake = Handshake(session, replica.manifest, settings, self._history, activity)
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
-        tips = PeerTips(replica, membership, activity)
         initialise = partial(self._initialise, trainer) if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         paths = paths_of(replica.manifest, replica.store.files)
@@ -109,7 +108,8 @@ class Node:
         supplies = StateFetcher(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()
-        self._following = Following(session, guard, self._catch_up, tips, claims, anchor)
+        choice = ForkChoice(replica, membership, activity, anchor)
+        self._following = Following(session, guard, self._catch_up, choice, claims)
         self._ejections = Ejections(session, guard, replica, membership, offload, self._round.on_verdict)
         self._detector = FailureDetector(session, guard, membership, self._round)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)

@@ -18,10 +18,9 @@ from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice
 from protocol.offload import Offload
-from protocol.run.invitation import Anchor
 from protocol.short_id import short_id
 from protocol.sync.catch_up import CatchUp, WrongState
-from protocol.sync.fork_choice import Choice, ForkChoice, PeerTips
+from protocol.sync.fork_choice import Choice, ForkChoice
 from protocol.sync.remote_chains import Budget, Claims, LookCost, OverBudget, RemoteChains
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard
@@ -133,24 +132,12 @@ class Move:
 
 
 class Following:
-    """Follower of claims, at any time one of a known peer and one of a stranger; it keeps the resulting move.
+    """Follower of claims, at any time one of a known peer and one of a stranger; it keeps the resulting move."""
 
-    anchor: the record that our chain must contain.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        guard: Guard,
-        catch_up: CatchUp,
-        tips: PeerTips,
-        claims: Claims,
-        anchor: Anchor | None = None,
-    ) -> None:
-        self._session, self._guard, self._catch_up, self._claims = session, guard, catch_up, claims
+    def __init__(self, session: Session, guard: Guard, catch_up: CatchUp, choice: ForkChoice, claims: Claims) -> None:
+        self.choice, self._session, self._guard, self._catch_up, self._claims = choice, session, guard, catch_up, claims
         self._replica, self._offload = replica, offload = catch_up.replica, catch_up.offload
-        self.chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
-        self.choice = ForkChoice(replica, session.me, tips, anchor)
+        self.chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), choice.anchor)
         self._held = BranchCache(replica, offload)
         self._move: Move | None = None
         self._busy: dict[bool, None] = {}

@@ -18,7 +18,7 @@ without it, unless we would have to give up final records.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -237,17 +237,24 @@ def is_stuck(electors: Sequence[PeerId], counted: PeerCount) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Positions of the peers according to their last heartbeats: the evidence for judging provisional records.
+# Fork choice, with the positions of the peers according to their last heartbeats.
 
 
 LATEST = 64
-"""Most provisional records that are judged again; other peers have long since followed older ones."""
+"""Most provisional records that are searched for a lock of ours."""
 LATEST_ROUNDS = 200
-"""Number of newest rounds whose provisional records are judged again, at most `protocol.chain.history.ROSTERS_KEPT`."""
+"""Number of newest rounds in which the positions of all peers count, at most `protocol.chain.history.ROSTERS_KEPT`."""
 MAX_SIDES = 1024
 """Most peers whose `Side` is remembered."""
 STUCK_S = 60.0
 """Seconds after which electors without a quorum return to a tip to which another elector holds on."""
+YOUNG_ROUNDS = 100
+"""Number of rounds after which a run that any peer may begin is not given up for another beginning of the run."""
+MAX_ALARMS = 256
+STAYING = (
+    "the invitation's history differs from this peer's from round {round} on, and {final} rounds here are final; join with "
+    "the run's ID to keep this history, or use another --data-dir to follow the invitation's history"
+)
 
 
 @dataclass(frozen=True)
@@ -259,143 +266,6 @@ class _TipsAfter:
 
     def __contains__(self, tip: object) -> bool:
         return isinstance(tip, bytes) and self.places.get(tip, -1) > self.rounds
-
-
-class PeerTips:
-    """Positions of the peers: `membership` knows the other peers' positions; we stand on our own tip."""
-
-    def __init__(self, replica: Replica, membership: Membership, activity: Activity) -> None:
-        self._me, self._replica, self._history = membership.me, replica, replica.history
-        self._membership, self._activity = membership, activity
-        self._sides: dict[PeerId, Side] = {}
-        """Point where each peer's chain left ours when the peer last showed it; used only for that peer."""
-        self._ranks: dict[int, Rank] = {}
-        """Ranks of our provisional records that have known siblings, by round."""
-        self._locked: dict[tuple[Hash, Hash], bool] = {}
-        """Our provisional records, by the tip before and the record: True if we are locked on the record by all electors."""
-        self._leaving: dict[tuple[bytes, bool], float] = {}
-        """Tips before our provisional records to which we should return, each with the time since when; True: if stuck."""
-
-    def showed(self, peer: PeerId, side: Side) -> None:
-        """Note the point where the verified chain that `peer` showed leaves ours.  Thread-safe."""
-        kept = list(self._sides.items())[-MAX_SIDES + 1 :]
-        self._sides = dict(kept) | {peer: side}  # a new dict, because another thread may be iterating over the old one
-
-    def is_parting(self, tip: bytes) -> bool:
-        """Return True if a chain was seen to leave our chain at this tip."""
-        return any(side.fork == tip for side in self._sides.values())
-
-    def _heard(self, peers: Collection[PeerId]) -> dict[PeerId, Standpoint]:
-        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
-        for peer in peers:
-            known = self._membership.get(peer)
-            if peer != self._me and known is not None and self._membership.is_live(peer):
-                beat = known.heartbeat
-                is_ours = self._history.tips(beat.round, 1) == [beat.tip]
-                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer), beat.bound)
-        return heard
-
-    def follow(self, weights: Mapping[PeerId, int], branch: Candidate, least: int) -> bool:
-        """Return True if we adopt a verified provisional record and the records on it.
-
-        weights: the weights of the peers that count at the fork.  least: see `Constituency.least`.
-        """
-        return follows(count(weights, self._heard(weights), branch), least)
-
-    def back_to(self, kept: int = 0) -> int | None:
-        """Return the round of the first provisional record to give up, with all records after it; None if all records hold.
-
-        Call this often.  A record is given up once more weight has been before it than on it for `listen_s`: just after a
-        record was made, most peers have not yet announced that they are on it.  We never return to a tip on which we have
-        confirmed our record: we could say nothing there.  kept: number of rounds whose records are never given up.
-        """
-        history, now, votes = self._history, trio.current_time(), self._replica.store.votes
-        provisional = history.provisional  # a vote confirms all of them at once, so the confirmed ones come first
-        first = bisect_left(provisional, True, key=lambda at: votes.confirmed_on(at, history.tip_at(at)) is None)
-        last = provisional[first - 1] if first else -1
-        oldest = max(kept, history.length - LATEST_ROUNDS)
-        latest = [round for round in provisional[-LATEST:] if round >= oldest]
-        self._note_bound(latest, last + 1)
-        looked_at = [round for round in latest if round > last]
-        self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
-        places: dict[bytes, int] = {tip: oldest + at for at, tip in enumerate(history.tips(oldest, LATEST_ROUNDS + 1))}
-        leaving: dict[tuple[bytes, bool], float] = {}
-        ahead = history.electors_at(history.length)  # in a young run, the members of the last record alone
-        for round in looked_at:
-            fork, certificate = history.tip_at(round), history.certificate_at(round)
-            who = Constituency.of(history.roster_at(round))
-            weights = who.weights(certificate.absent)
-            branch = Candidate(fork, _TipsAfter(places, round), self._ranks.get(round), self._part(round))
-            counted = count(weights, self._heard(weights), branch)
-            by_electors = not set(who.electors) <= set(certificate.absent)
-            then = count(dict.fromkeys(ahead, 1), self._heard(ahead), branch)
-            stuck = by_electors and (is_stuck(who.electors, counted) or is_stuck(ahead, then))
-            for reason, gives_up in ((False, returns(counted)), (True, stuck)):
-                if gives_up:
-                    leaving[fork, reason] = self._leaving.get((fork, reason), now)
-        older = [round for round in self._tips_of_present_peers() if max(kept - 1, last) < round < oldest]
-        for round in older:
-            electors, fork = history.electors_at(round), history.tip_at(round)
-            if set(electors) <= set(history.certificate_at(round).absent):
-                continue  # members made the record, and the electors may come over to it
-            tips = frozenset(history.tips(round + 1, history.length - round))
-            if is_stuck(electors, count(dict.fromkeys(electors, 1), self._heard(electors), Candidate(fork, tips, None))):
-                leaving[fork, True] = self._leaving.get((fork, True), now)
-        self._leaving = leaving
-        waits = {False: self._replica.rounds.listen_s, True: STUCK_S}
-        lost = {fork for (fork, is_stuck), since in leaving.items() if now - since >= waits[is_stuck]}
-        return next((round for round in (*older, *looked_at) if history.tip_at(round) in lost), None)
-
-    def _tips_of_present_peers(self) -> list[int]:
-        """Return, ascending, the rounds of our provisional records whose previous tip has a peer that was not away."""
-        provisional, found = self._history.provisional, set[int]()
-        for peer, known in self._membership:
-            beat = known.heartbeat
-            is_ours = self._history.tips(beat.round, 1) == [beat.tip]
-            if is_ours and not beat.was_away and peer != self._me and self._membership.is_live(peer):
-                place = bisect_left(provisional, beat.round)
-                found |= {*provisional[place : place + 1]} & {beat.round}
-        return sorted(found)
-
-    def _note_bound(self, rounds: Sequence[int], confirmed: int) -> None:
-        """Have our heartbeats say how many of our first rounds we cannot give up.
-
-        rounds: the rounds of our newest provisional records.  confirmed: number of rounds up to the last one that we have
-        confirmed.
-        """
-        history, votes = self._history, self._replica.store.votes
-        entries = {round: (history.tip_at(round), history.tip_at(round + 1)) for round in rounds}
-        known = self._locked
-        self._locked = {
-            entry: known[entry] if entry in known else votes.is_locked_on(round, *entry) for round, entry in entries.items()
-        }
-        locked = max((round + 1 for round, entry in entries.items() if self._locked[entry]), default=0)
-        self._activity.note_bound(max(confirmed, locked))
-
-    def _part(self, round: int) -> frozenset[PeerId]:
-        """Return the peers that took part in our records from `round` on, as far as the newest records show."""
-        history = self._history
-        newest = history.roster.work.records[-max(1, history.length - round - 1) :] if history.length > round + 1 else ()
-        voters = (PeerId(vote.peer) for vote in history.certificate_at(round).votes)
-        return frozenset([*voters, *(peer for record in newest for peer, _ in record)])
-
-    def _rank(self, round: int) -> Rank:
-        known, history = self._ranks.get(round), self._history
-        if known is not None and known.record == history.tip_at(round + 1):
-            return known
-        return Constituency.of(history.roster_at(round)).rank(history.commit_at(round), self._part(round))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
-YOUNG_ROUNDS = 100
-"""Number of rounds after which a run that any peer may begin is not given up for another beginning of the run."""
-MAX_ALARMS = 256
-STAYING = (
-    "the invitation's history differs from this peer's from round {round} on, and {final} rounds here are final; join with "
-    "the run's ID to keep this history, or use another --data-dir to follow the invitation's history"
-)
 
 
 @dataclass(frozen=True)
@@ -412,13 +282,48 @@ class Choice:
 
 
 class ForkChoice:
-    """Judge of branches that are rooted in our chain.  Blocking: reads records, in a thread that must not emit events."""
+    """Judge of branches that are rooted in our chain, and of our own provisional records.
 
-    def __init__(self, replica: Replica, me: PeerId, tips: PeerTips, anchor: Anchor | None = None) -> None:
-        self._replica, self._me, self._tips, self._anchor = replica, me, tips, anchor
+    anchor: the record that our chain must contain.  `judge` blocks: it reads records, in a thread that must not emit events.
+    """
+
+    def __init__(self, replica: Replica, membership: Membership, activity: Activity, anchor: Anchor | None = None) -> None:
+        self._replica, self._history, self._me = replica, replica.history, membership.me
+        self._membership, self._activity, self.anchor = membership, activity, anchor
+        self._sides: dict[PeerId, Side] = {}
+        """Point where each peer's chain left ours when the peer last showed it; used only for that peer."""
+        self._ranks: dict[int, Rank] = {}
+        """Ranks of our contested records that have known siblings, by round."""
+        self._locked: dict[tuple[Hash, Hash], bool] = {}
+        """Our provisional records, by the tip before and the record: True if we are locked on the record by all electors."""
+        self._leaving: dict[tuple[bytes, bool], float] = {}
+        """Tips before our provisional records to which we should return, each with the time since when; True: if stuck."""
         self._news: list[Event] = []
         self._alarms = BoundedDict[Hash, None](MAX_ALARMS)
         self._told = False
+
+    # -- positions of the peers ---------------------------------------------------------------------------------------
+
+    def showed(self, peer: PeerId, side: Side) -> None:
+        """Note the point where the verified chain that `peer` showed leaves ours.  Thread-safe."""
+        kept = list(self._sides.items())[-MAX_SIDES + 1 :]
+        self._sides = dict(kept) | {peer: side}  # a new dict, because another thread may be iterating over the old one
+
+    def _is_parting(self, tip: bytes) -> bool:
+        """Return True if a chain was seen to leave our chain at this tip."""
+        return any(side.fork == tip for side in self._sides.values())
+
+    def _heard(self, peers: Iterable[PeerId]) -> dict[PeerId, Standpoint]:
+        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
+        for peer in peers:
+            known = self._membership.get(peer)
+            if peer != self._me and known is not None and self._membership.is_live(peer):
+                beat = known.heartbeat
+                is_ours = self._history.tips(beat.round, 1) == [beat.tip]
+                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer), beat.bound)
+        return heard
+
+    # -- branches -----------------------------------------------------------------------------------------------------
 
     def judge(self, branch: Branch, shown_by: PeerId, *, is_whole: bool = True) -> Choice:
         """Return the part of a branch that we adopt.  is_whole: False while more records of the peer's chain may follow."""
@@ -427,12 +332,12 @@ class ForkChoice:
         return replace(choice, news=news)
 
     def _judge(self, branch: Branch, shown_by: PeerId, is_whole: bool) -> Choice:
-        common, history = branch.common, self._replica.history
+        common, history = branch.common, self._history
         if common == branch.length:
             return Choice(common)
         part = took_part(branch, common)
         theirs = Constituency.of(history.roster_at(common)).rank(branch.commit_at(common), part)
-        self._tips.showed(shown_by, Side(branch.tip_at(common), theirs, common))
+        self.showed(shown_by, Side(branch.tip_at(common), theirs, common))
         if common == history.length:
             return Choice(self._followed(branch, common, part))
         if record_hash(history.commit_at(common).record) == branch.tip_at(common + 1):
@@ -444,7 +349,7 @@ class ForkChoice:
 
     def _wins(self, branch: Branch, common: int, shown_by: PeerId, theirs: Rank, is_whole: bool) -> bool | None:
         """Return True if the branch wins, False if it loses; None if that depends on further records of the branch."""
-        history = self._replica.history
+        history = self._history
         ours, other = history.commit_at(common), branch.commit_at(common)
         is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(other.certificate)
         if ours.record.state_digest != other.record.state_digest and is_ours_full >= is_theirs_full:
@@ -478,7 +383,7 @@ class ForkChoice:
 
     def _chosen(self, chain: AnchorChain) -> int:
         """Return the number of rounds up to the record that our invitation names; 0 if there is none in the chain."""
-        return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
+        return self.anchor.rounds if self.anchor is not None and self.anchor.holds(chain) else 0
 
     def _alarm(self, ours: Commit, theirs: Commit, shown_by: PeerId) -> None:
         tip = record_hash(theirs.record)
@@ -504,10 +409,10 @@ class ForkChoice:
                 continue
             who = Constituency(mark.electors, mark.work, self._replica.rounds.is_open)
             weights, fork = who.weights(mark.absent), branch.tip_at(round)
-            ranked = who.rank(branch.commit_at(round), part) if self._tips.is_parting(fork) else None
+            ranked = who.rank(branch.commit_at(round), part) if self._is_parting(fork) else None
             candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
             is_bound = self._me in who.electors and self._is_bound_elsewhere(branch, round)
-            if is_bound or not self._tips.follow(weights, candidate, who.least(weights, self._me)):
+            if is_bound or not follows(count(weights, self._heard(weights), candidate), who.least(weights, self._me)):
                 return round
         return branch.length
 
@@ -515,9 +420,94 @@ class ForkChoice:
         """Return True if our votes bind us to another record than the branch's record of this round."""
         return self._replica.store.votes.is_bound_elsewhere(round, branch.tip_at(round), branch.tip_at(round + 1))
 
-    def back_to(self) -> int | None:
-        """Return the round of the first provisional record to give up, with all records after it.
+    # -- our own records ----------------------------------------------------------------------------------------------
 
-        None if all records hold.
+    def back_to(self) -> int | None:
+        """Return the round of the first provisional record to give up, with all records after it; None if all records hold.
+
+        Call this often.  A record is given up once more weight has been before it than on it for `listen_s`: just after a
+        record was made, most peers have not yet announced that they are on it.  We never return to a tip on which we have
+        confirmed our record, because we could say nothing there, or before the record that our invitation names.
         """
-        return self._tips.back_to(self._chosen(self._replica.history))
+        history, now, votes = self._history, trio.current_time(), self._replica.store.votes
+        chosen = self._chosen(history)
+        provisional = history.provisional  # a vote confirms all of them at once, so the confirmed ones come first
+        first = bisect_left(provisional, True, key=lambda at: votes.confirmed_on(at, history.tip_at(at)) is None)
+        confirmed = provisional[first - 1] + 1 if first else 0
+        self._note_bound(provisional[-LATEST:], confirmed)
+        heard = self._heard(peer for peer, _ in self._membership) if provisional else {}
+        contested = [round for round in self._contested(heard, provisional) if round >= max(chosen, confirmed)]
+        self._ranks = {round: self._rank(round) for round in contested if self._is_ranked(round)}
+        leaving: dict[tuple[bytes, bool], float] = {}
+        for round in contested:
+            for entry in ((history.tip_at(round), is_stuck) for is_stuck in self._reasons(round, heard)):
+                leaving[entry] = self._leaving.get(entry, now)
+        self._leaving = leaving
+        waits = {False: self._replica.rounds.listen_s, True: STUCK_S}
+        lost = {fork for (fork, is_stuck), since in leaving.items() if now - since >= waits[is_stuck]}
+        return next((round for round in contested if history.tip_at(round) in lost), None)
+
+    def _contested(self, heard: Mapping[PeerId, Standpoint], provisional: Sequence[int]) -> list[int]:
+        """Return those of our provisional records, in order, that a heard peer contradicts: only these can be given up.
+
+        The peer is on the tip before the record and was not away, or it is bound to another record of that tip.
+        """
+        places: dict[bytes, int] = {self._history.tip_at(round): round for round in provisional}
+        forks = {at.tip for at in heard.values() if not at.was_away}
+        forks |= {at.side.fork for at in heard.values() if at.side is not None and at.is_bound}
+        return sorted(places[fork] for fork in forks if fork in places)
+
+    def _reasons(self, round: int, heard: Mapping[PeerId, Standpoint]) -> Iterator[bool]:
+        """Yield the reasons to give up our provisional record of `round`: False if it does not hold, True if we are stuck.
+
+        For a record before `LATEST_ROUNDS` only the second one counts, and only the votes of its electors.
+        """
+        history = self._history
+        fork, electors, absent = history.tip_at(round), history.electors_at(round), history.certificate_at(round).absent
+        by_electors = not set(electors) <= set(absent)  # otherwise members made the record, and electors may come over to it
+        tips = frozenset(history.tips(round + 1, history.length - round))
+        if round < history.length - LATEST_ROUNDS:
+            counted = count(dict.fromkeys(electors, 1), heard, Candidate(fork, tips, None))
+            if by_electors and is_stuck(electors, counted):
+                yield True
+            return
+        branch = Candidate(fork, tips, self._ranks.get(round), self._part(round))
+        counted = count(Constituency.of(history.roster_at(round)).weights(absent), heard, branch)
+        if returns(counted):
+            yield False
+        ahead = history.electors_at(history.length)  # in a young run, the members of the last record alone
+        then = count(dict.fromkeys(ahead, 1), heard, branch)
+        if by_electors and (is_stuck(electors, counted) or is_stuck(ahead, then)):
+            yield True
+
+    def _is_ranked(self, round: int) -> bool:
+        """Return True if the rank of our record of `round` matters, and can be computed from memory."""
+        return round >= self._history.length - LATEST_ROUNDS and self._is_parting(self._history.tip_at(round))
+
+    def _note_bound(self, rounds: Sequence[int], confirmed: int) -> None:
+        """Have our heartbeats say how many of our first rounds we cannot give up.
+
+        rounds: the rounds of our newest provisional records.  confirmed: number of rounds up to the last one that we have
+        confirmed.
+        """
+        history, votes = self._history, self._replica.store.votes
+        entries = {round: (history.tip_at(round), history.tip_at(round + 1)) for round in rounds}
+        known = self._locked
+        self._locked = {
+            entry: known[entry] if entry in known else votes.is_locked_on(round, *entry) for round, entry in entries.items()
+        }
+        locked = max((round + 1 for round, entry in entries.items() if self._locked[entry]), default=0)
+        self._activity.note_bound(max(confirmed, locked))
+
+    def _part(self, round: int) -> frozenset[PeerId]:
+        """Return the peers that took part in our records from `round` on, as far as the newest records show."""
+        history = self._history
+        newest = history.roster.work.records[-max(1, history.length - round - 1) :] if history.length > round + 1 else ()
+        voters = (PeerId(vote.peer) for vote in history.certificate_at(round).votes)
+        return frozenset([*voters, *(peer for record in newest for peer, _ in record)])
+
+    def _rank(self, round: int) -> Rank:
+        known, history = self._ranks.get(round), self._history
+        if known is not None and known.record == history.tip_at(round + 1):
+            return known
+        return Constituency.of(history.roster_at(round)).rank(history.commit_at(round), self._part(round))

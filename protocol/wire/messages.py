@@ -459,7 +459,7 @@ class Certificate(Body):
 
 
 class Report(Body):
-    """Result of an exchange, sent to a proposer that is not a member of its plan.  plan: hash of the plan."""
+    """Result of an exchange, sent to a proposer that has none.  plan: hash of the plan."""
 
     KIND: ClassVar[str] = "report"
     round: Count

@@ -17,7 +17,7 @@ from protocol.chain.finality import Finality, Unconfirmed
 from protocol.chain.store import VoteFiles
 from protocol.node.round_runner import VoteLog
 from protocol.sync import fork_choice
-from protocol.sync.fork_choice import Candidate, Constituency, ForkChoice, PeerTips
+from protocol.sync.fork_choice import Candidate, Constituency, ForkChoice
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
@@ -150,16 +150,16 @@ def _bound_abstains() -> Sequence[Any]:
 
 
 def _confirmed_abstains() -> Sequence[Any]:
-    real = PeerTips.back_to
+    real = ForkChoice.back_to
 
     async def load(self: VoteLog, base: Base) -> tuple[VoterState | None, bool]:
         return self._replica.store.votes.load(base.round, base.tip), self._is_bound_elsewhere()  # type: ignore[return-value]
 
-    def back_to(self: PeerTips, kept: int = 0) -> int | None:
+    def back_to(self: ForkChoice) -> int | None:
         with patch.object(Votes, "confirmed", lambda self: frozenset()):
-            return real(self, kept)
+            return real(self)
 
-    return [patch.object(VoteLog, "load", load), patch.object(PeerTips, "back_to", back_to)]
+    return [patch.object(VoteLog, "load", load), patch.object(ForkChoice, "back_to", back_to)]
 
 
 def _away() -> Sequence[Any]:

@@ -4,7 +4,7 @@ A peer stands on a chain beyond a common tip, and keeps its locks and confirmed 
 *part*: some peers that hear each other and nobody else.  Any part may act at any time, so peers fall asleep, are cut off and
 come back without steps of their own; only a restart is a step, because the peer then says that it was away.  In a part
 
-* a peer judges another one's chain, or gives up records (`ForkChoice` and `PeerTips` themselves, over chains in memory);
+* a peer judges another one's chain, or gives up records (`ForkChoice` itself, over chains in memory);
 * the voters on one tip vote as `VoteLog` allows.  Any of them may lock, and if enough do, one of them or all receive the
   certificate.  A part without a quorum of the electors leaves the others out.
 
@@ -35,7 +35,7 @@ from protocol.chain.store import VoteFiles
 from protocol.node import round_runner
 from protocol.node.round_runner import VoteLog
 from protocol.sync import fork_choice
-from protocol.sync.fork_choice import Constituency, ForkChoice, PeerTips, Side, took_part
+from protocol.sync.fork_choice import Constituency, ForkChoice, Side, took_part
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit, Lock, Signature, VoterState
@@ -406,7 +406,7 @@ class World:
             membership = Others(self.peers[seat], {})
             activity = SimpleNamespace(was_away=peer.says_away, note_bound=noted.append)
             replica = self._replica(peer, Votes(self, peer))
-            PeerTips(replica, cast("Any", membership), cast("Any", activity)).back_to()
+            ForkChoice(replica, cast("Any", membership), cast("Any", activity)).back_to()
             self._bound[key] = noted[-1]
         return self._bound[key]
 
@@ -436,7 +436,7 @@ class World:
         }
         membership = Others(self.peers[seat], beats)
         activity = SimpleNamespace(was_away=peer.says_away, note_bound=lambda rounds: None)
-        tips = PeerTips(replica, cast("Any", membership), cast("Any", activity))
+        choice = ForkChoice(replica, cast("Any", membership), cast("Any", activity))
         history = self.chain(peer.chain)
         for other, links, *_ in heard:
             common = common_of(peer.chain, links)
@@ -444,12 +444,11 @@ class World:
                 chain = self.chain(links)
                 who = Constituency.of(chain.roster_at(common))
                 first = who.rank(chain.commit_at(common), took_part(cast("Any", chain), common))
-                tips.showed(self.peers[other], Side(history.tip_at(common), first, common))
-        tips.back_to()
-        back = tips.back_to()  # much later, as `_Clock` says
+                choice.showed(self.peers[other], Side(history.tip_at(common), first, common))
+        choice.back_to()
+        back = choice.back_to()  # much later, as `_Clock` says
         if back is not None:
             yield "returns", peer.chain[:back]
-        choice = ForkChoice(replica, self.peers[seat], tips)
         for other, links, *_ in heard:
             common = common_of(peer.chain, links)
             if other == self.config.liar or common == len(links):

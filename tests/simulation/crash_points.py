@@ -124,12 +124,12 @@ class Trap:
 
     def role(self, runner: RoundRunner) -> None:
         """Take down what a peer is in its running round."""
-        me, machine = runner.session.me, runner.machine
+        me, machine, plan = runner.session.me, runner.machine, runner.machine.state.plan
         if runner.base.round and me not in runner.base.electors:
             self.roles[me] = "joiner"
         elif machine.is_proposing:
             self.roles[me] = "proposer"
-        elif machine.plan is not None and me in {machine.plan.members[owner].peer for owner in machine.plan.owners}:
+        elif plan is not None and me in {plan.members[owner].peer for owner in plan.owners}:
             self.roles[me] = "owner"
         else:
             self.roles[me] = "member"

@@ -18,7 +18,7 @@ from protocol.wire.messages import (
     member_of,
 )
 from tests.protocol.agreement.parliament import Parliament, first_proposer, put_to_the_vote
-from tests.protocol.council import certificate_of, signature_of, signed
+from tests.protocol.council import certificate_of, signed
 
 
 class LyingProposer:
@@ -36,8 +36,8 @@ class LyingProposer:
 
     def plan(self, owner: int) -> Plan:
         """All four, and one of them averages everything."""
-        readys = self.parliament.seats[self.others[0]].machine.readys
-        members = [member_of(peer, ready, signature_of(peer, ready)) for peer, ready in sorted(readys.items())]
+        readys = self.parliament.seats[self.others[0]].machine.state.closing.readys
+        members = [member_of(peer, signed.ready, signed.signature) for peer, signed in sorted(readys.items())]
         base = self.parliament.base
         return Plan(
             round=base.round,

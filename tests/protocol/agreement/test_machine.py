@@ -113,9 +113,9 @@ def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
     for rolls in (proposal.rolls[:2], [proposal.rolls[0]] * 3, [b"rubbish"] * 3):
         [effect] = parliament.hand_over(leader, seat, proposal.model_copy(update={"rolls": rolls}))
         assert isinstance(effect, Reject)
-    assert seat.machine.plan is None
+    assert seat.machine.state.plan is None
     parliament.hand_over(leader, seat, proposal)
-    assert seat.machine.plan == proposal.plan
+    assert seat.machine.state.plan == proposal.plan
 
 
 @pytest.mark.parametrize("lead, refused", [(1, True), (4, False)])
@@ -154,10 +154,10 @@ def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
         )
         effects = parliament.hand_over(stranger, seat, roll)
         assert any(isinstance(effect, Reject) for effect in effects)
-    assert seat.machine.attempt == 0
+    assert seat.machine.state.attempt == 0
     parliament.ready()
     parliament.run(20)
-    assert len(parliament.commits()) == len(peers) and seat.machine.attempt < 2**50
+    assert len(parliament.commits()) == len(peers) and seat.machine.state.attempt < 2**50
 
 
 @pytest.mark.parametrize(("electors", "ahead", "attempt"), [(4, 16, 0), (4, 10**6, 0), (3, 16, 16), (3, 10**6, MAX_LEAD)])
@@ -167,8 +167,8 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     parliament.ready()
     [roll, *_] = parliament.pass_on(ViewChange)
     parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
-    machine = parliament.seats[leader].machine
-    assert machine.attempt == machine.kept.attempt == attempt
+    state = parliament.seats[leader].machine.state
+    assert state.attempt == state.kept.attempt == attempt
 
 
 STRANGE: list[tuple[str, dict[str, Any]]] = [
@@ -238,7 +238,7 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
     parliament.now = 60.0
     parliament.ready(*present)
     machine = parliament.seats[honest].machine
-    plan = machine._state.closing.make_plan(parliament.view(honest), ZERO_HASH, present)
+    plan = machine.state.closing.make_plan(parliament.view(honest), ZERO_HASH, present)
     assert plan is not None
     roll = ViewChange(
         round=parliament.base.round,
@@ -253,7 +253,7 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
     rolls = [signed(peer, roll) for peer in liars]
     parliament.say(ballot.proposer, Proposal(attempt=ballot.attempt, absent=absent, plan=plan, rolls=rolls), honest)
     parliament.deliver()
-    return machine.attempt if machine.plan == plan else None
+    return machine.state.attempt if machine.state.plan == plan else None
 
 
 def test_two_liars_of_three_that_are_left_take_the_third_ahead_by_little() -> None:

@@ -249,7 +249,7 @@ def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int
         for other in parliament.seats:
             if other != peer:
                 for ago in (2, 1):
-                    seat.machine._state.closing.patience.proposers.lost_with(other, parliament.base.round - ago)
+                    seat.machine.state.closing.patience.proposers.lost_with(other, parliament.base.round - ago)
     parliament.ready()
     parliament.outlives()
 
@@ -272,7 +272,7 @@ def test_a_lock_with_what_cannot_be_put_to_the_vote_spoils_no_attempt(spoilt: st
     }
     liar.says(lock.model_copy(update={spoilt: others[spoilt]}), *liar.others)
     liar.is_outlived()
-    assert all(liar.parliament.seats[peer].machine.attempt == 1 for peer in liar.others)
+    assert all(liar.parliament.seats[peer].machine.state.attempt == 1 for peer in liar.others)
 
 
 def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
@@ -284,7 +284,7 @@ def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
     liar.parliament.run(PATIENCE_S - 0.5)
     assert len(liar.parliament.records()) == 1
     for peer in liar.others:
-        state = liar.parliament.seats[peer].machine._state
+        state = liar.parliament.seats[peer].machine.state
         assert state.closing.patience.proposers.share(liar.peer, state.base.round + 1) < 1 and not state.losses
 
 
@@ -350,4 +350,4 @@ def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer()
     assert isinstance(effect, Reject) and "2 of the 3 votes" in effect.reason, "and it is to hold"
     carried = first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": proof.certificate})
     assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
-    assert seat.machine.kept.first == record_hash(first.record)
+    assert seat.machine.state.kept.first == record_hash(first.record)

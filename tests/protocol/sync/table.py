@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import trio
 
@@ -21,7 +21,7 @@ from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following, Move
-from protocol.sync.fork_choice import ForkChoice, PeerTips
+from protocol.sync.fork_choice import ForkChoice
 from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
@@ -90,15 +90,13 @@ class Table:
         self.session = session = a_session(self.signed.run, self.network, self.events)
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
-        tips = PeerTips(self.ours, self.membership, self.activity)
         self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours).find, at_once)
         self.supplies = StateFetcher(session, self.ours, at_once, self.swarm)
         self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
         self.claims = Claims(self.ours, self.membership)
-        self.tips = tips
-        unguarded: Any = Unguarded()
-        self.following = Following(session, unguarded, self.catch_up, tips, self.claims)
-        self.chains, self.choice = self.following.chains, self.following.choice
+        self.choice, unguarded = ForkChoice(self.ours, self.membership, self.activity), cast("Any", Unguarded())
+        self.following = Following(session, unguarded, self.catch_up, self.choice, self.claims)
+        self.chains = self.following.chains
         self.budget = self.chains.budget
 
     def serve(self, peer: PeerId, replica: Replica) -> None:
@@ -128,8 +126,7 @@ class Table:
 
     def invite(self, anchor: Anchor) -> None:
         """We join with an invitation that names this record."""
-        self.chains.anchor = anchor
-        self.choice = self.following.choice = ForkChoice(self.ours, ME.peer_id, self.tips, anchor)
+        self.chains.anchor = self.choice.anchor = anchor
 
     def hear(self, peer: PeerId, replica: Replica | None = None, **changes: Any) -> None:
         """A heartbeat of `peer`, with the tip of `replica`."""
