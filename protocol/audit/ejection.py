@@ -9,8 +9,8 @@ Evidence about a tip that we do not know yet is fetched again later: its accuser
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -38,8 +38,8 @@ from protocol.events.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.transport.handlers import Guard, Statement, answers, hears
-from protocol.transport.interface import Acceptance, NetworkError, Refused, Session, Unreachable
-from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.transport.interface import Acceptance, Members, NetworkError, Refused, Session, Unreachable
+from protocol.transport.limits import Allowance, MemoryBudget, TokenBucket
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
@@ -52,15 +52,16 @@ from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 #
 # * An accuser has at most one pending accusation, and all accusers with the same proof are one case.  The proof is fetched
 #   once, from one accuser at a time, members of the chain first.
-# * Members and strangers have separate places, and all strangers together have a budget of bytes.
+# * All proofs that are fetched at a time have a budget of bytes, of which strangers get a part; over time, all strangers
+#   together have an allowance of bytes.  The number of strangers that wait is limited, and members are few.
 # * A fetch has a deadline.  An accuser that misses the deadline loses its place and is not asked again for a while, with
 #   exponential backoff.
 # * Further accusations of a peer that accused falsely are ignored.
 
 
-MEMBER_PLACES, MEMBER_BYTES = 4, 64 << 20
-STRANGER_PLACES, STRANGER_BYTES = 2, 16 << 20
-"""Limits on the proofs fetched at a time, and on their total bytes; a larger proof from a stranger is not fetched."""
+MEMBER_BYTES, STRANGER_BYTES = 64 << 20, 16 << 20
+"""Bytes of the proofs that are fetched at a time: members together always have the first number, strangers at most the
+second.  A larger proof from a stranger is not fetched."""
 STRANGERS_BYTES_PER_S = 64 << 10
 STRANGERS = Allowance(inf, STRANGERS_BYTES_PER_S, STRANGER_BYTES / STRANGERS_BYTES_PER_S)
 """Long-term rate limit on the proofs of all strangers together, after a burst of `STRANGER_BYTES`."""
@@ -91,28 +92,6 @@ class AccusationOutcome(Enum):
 
 
 @dataclass
-class FetchLane:
-    """Limit on concurrent fetches, and on their bytes."""
-
-    places: int
-    bytes: int
-    _freed: trio.Event = field(default_factory=trio.Event)
-
-    @asynccontextmanager
-    async def room(self, size: int) -> AsyncIterator[None]:
-        """Wait for a place, and hold it during the context."""
-        while self.places < 1 or self.bytes < size:
-            await self._freed.wait()
-        self.places, self.bytes = self.places - 1, self.bytes - size
-        try:
-            yield
-        finally:
-            self.places, self.bytes = self.places + 1, self.bytes + size
-            self._freed.set()
-            self._freed = trio.Event()
-
-
-@dataclass
 class Case:
     """One accusation, and its accusers; True: a member."""
 
@@ -127,25 +106,28 @@ class Case:
             self._strangers_turn.cancel()
 
     @contextmanager
-    def turn(self) -> Iterator[tuple[PeerId, bool] | None]:
-        """Yield (next accuser, True if it is a member); yield None if no accuser is left.
+    def turn(self) -> Iterator[PeerId | None]:
+        """Yield the next accuser, members first; yield None if no accuser is left.
 
         If a member joins the case during a stranger's turn, the context is cancelled.
         """
-        first = min(self.accusers.items(), key=lambda item: not item[1], default=None)
+        first = min(self.accusers, key=lambda accuser: not self.accusers[accuser], default=None)
         with trio.CancelScope() as scope:
-            self._strangers_turn = scope if first is not None and not first[1] else None
+            self._strangers_turn = scope if first is not None and not self.accusers[first] else None
             yield first
         self._strangers_turn = None
 
 
 class Accusations:
-    """Register of the pending cases, and of slow or lying accusers."""
+    """Register of the pending cases, and of slow or lying accusers.
 
-    def __init__(self) -> None:
+    members: tells members from strangers.  fetched: the budget for proofs that are being fetched.
+    """
+
+    def __init__(self, members: Members) -> None:
         self._cases: dict[Accusation, Case] = {}
-        self._lanes = {True: FetchLane(MEMBER_PLACES, MEMBER_BYTES), False: FetchLane(STRANGER_PLACES, STRANGER_BYTES)}
-        self._budget = TokenBucket(STRANGERS.burst_s, STRANGERS.burst_s, -inf)
+        self.fetched = MemoryBudget(members, MEMBER_BYTES + STRANGER_BYTES, STRANGER_BYTES)
+        self._allowance = TokenBucket(STRANGERS)
         self._disbelieved = BoundedDict[PeerId, None](MAX_REMEMBERED)
         self._slow = Backoffs[PeerId](SET_BACK_S, MAX_SET_BACK_S, MAX_REMEMBERED)
 
@@ -159,7 +141,7 @@ class Accusations:
             pending = sum(not known for each in self._cases.values() for known in each.accusers.values())
             if accusation.size > STRANGER_BYTES or pending >= MAX_PENDING:
                 return AccusationOutcome.UNWANTED
-            if case is None and not self._budget.take(STRANGERS, trio.current_time(), 0, accusation.size):
+            if case is None and not self._allowance.take(trio.current_time(), 0, accusation.size):
                 return AccusationOutcome.UNWANTED
         self._cases.setdefault(accusation, Case(accusation)).add(accuser, is_member)
         return AccusationOutcome.NEW if case is None else AccusationOutcome.JOINED
@@ -171,10 +153,6 @@ class Accusations:
             yield self._cases[accusation]
         finally:
             del self._cases[accusation]
-
-    def room(self, size: int, *, is_member: bool) -> AbstractAsyncContextManager[None]:
-        """Return an asynchronous context that holds a place for a fetch."""
-        return self._lanes[is_member].room(size)
 
     def failed(self, case: Case, accuser: PeerId) -> None:
         """Note that an accuser did not deliver: it is ignored for a while, twice as long as the last time."""
@@ -270,7 +248,7 @@ class Ejections:
         self._law = Law(session.run, manifest.fragments, replica.layouts, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
         """Verdict on each liar, and name of its proof, the oldest first."""
-        self._accusations, self._announcements = Accusations(), Announcements()
+        self._accusations, self._announcements = Accusations(replica.history), Announcements()
         self._too_early = BoundedDict[Hash, float](MAX_REMEMBERED)
         """Evidence about tips that we do not know yet, with the time from which on we fetch it again."""
         self._judging = trio.Lock()
@@ -350,19 +328,19 @@ class Ejections:
         with self._accusations.open(accusation) as case:
             while accusation.accused not in self:
                 raw: bytes | None = None
-                with case.turn() as turn:
-                    if turn is None:
+                with case.turn() as accuser:
+                    if accuser is None:
                         return None
-                    raw = await self._fetch_from(case, *turn)
+                    raw = await self._fetch_from(case, accuser)
                 if raw is not None:
-                    return await self._judge_case(case, turn[0], raw)
+                    return await self._judge_case(case, accuser, raw)
         return None
 
-    async def _fetch_from(self, case: Case, accuser: PeerId, is_member: bool) -> bytes | None:
+    async def _fetch_from(self, case: Case, accuser: PeerId) -> bytes | None:
         """Return the proof with the announced hash; if that fails, penalise the accuser and return None."""
         name, size, raw = Hash(case.accusation.evidence), case.accusation.size, bytearray()
         try:
-            async with self._accusations.room(size, is_member=is_member):
+            with await self._accusations.fetched.room(accuser, size):
                 with trio.move_on_after(deadline_s(size)) as deadline:
                     while len(raw) < size:
                         length = min(SLICE_BYTES, size - len(raw))

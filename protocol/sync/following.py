@@ -149,7 +149,7 @@ class Following:
     ) -> None:
         self._session, self._guard, self._catch_up, self._claims = session, guard, catch_up, claims
         self._replica, self._offload = replica, offload = catch_up.replica, catch_up.offload
-        self.chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
+        self.chains = RemoteChains(session, replica, offload, Budget(), anchor)
         self.choice = ForkChoice(replica, session.me, tips, anchor)
         self._held = BranchCache(replica, offload)
         self._move: Move | None = None

@@ -15,7 +15,6 @@ from protocol.audit.ejection import (
     MAX_PENDING,
     SPACING_S,
     STRANGER_BYTES,
-    STRANGER_PLACES,
     STRANGERS_BYTES_PER_S,
     AccusationOutcome,
     Accusations,
@@ -334,7 +333,7 @@ def stranger(number: int) -> PeerId:
 
 async def test_one_accuser_has_one_accusation_pending() -> None:
     await trio.lowlevel.checkpoint()
-    accusations = Accusations()
+    accusations = Accusations(TheseMembers(MEMBER))
     assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
     assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.UNWANTED
     assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.UNWANTED
@@ -343,29 +342,31 @@ async def test_one_accuser_has_one_accusation_pending() -> None:
     assert accusations.hear(ANN.peer_id, claim(2), is_member=False) is AccusationOutcome.NEW
 
 
-async def test_strangers_that_fill_their_places_keep_no_member_out() -> None:
-    accusations = Accusations()
+async def test_strangers_that_wait_or_are_served_keep_no_member_out() -> None:
+    accusations = Accusations(TheseMembers(MEMBER))
     for number in range(MAX_PENDING):
         assert accusations.hear(stranger(number), claim(number), is_member=False) is AccusationOutcome.NEW
     assert accusations.hear(ANN.peer_id, claim(200), is_member=False) is AccusationOutcome.UNWANTED
     assert accusations.hear(MEMBER, claim(200), is_member=True) is AccusationOutcome.NEW
+    held, size = list[PeerId](), STRANGER_BYTES // 4
+
+    async def hold(accuser: PeerId) -> None:
+        with await accusations.fetched.room(accuser, size):
+            held.append(accuser)
+            await trio.sleep_forever()
+
     async with trio.open_nursery() as nursery:
-        for _ in range(STRANGER_PLACES + 3):
-            nursery.start_soon(_hold, accusations)
+        for number in range(MAX_PENDING):
+            nursery.start_soon(hold, stranger(number))
         await trio.testing.wait_all_tasks_blocked()
+        assert len(held) * size == STRANGER_BYTES
         with trio.fail_after(0.1):
-            async with accusations.room(64 << 20, is_member=True):
-                pass
+            await accusations.fetched.room(MEMBER, 64 << 20)
         nursery.cancel_scope.cancel()
 
 
-async def _hold(accusations: Accusations) -> None:
-    async with accusations.room(1, is_member=False):
-        await trio.sleep_forever()
-
-
 async def test_all_strangers_together_have_a_budget_of_bytes() -> None:
-    accusations, size = Accusations(), STRANGER_BYTES // 4
+    accusations, size = Accusations(TheseMembers(MEMBER)), STRANGER_BYTES // 4
     assert accusations.hear(stranger(0), claim(0, STRANGER_BYTES + 1), is_member=False) is AccusationOutcome.UNWANTED
     heard = [accusations.hear(stranger(number), claim(number, size), is_member=False) for number in range(8)]
     assert heard == [AccusationOutcome.NEW] * 4 + [AccusationOutcome.UNWANTED] * 4
@@ -376,11 +377,11 @@ async def test_all_strangers_together_have_a_budget_of_bytes() -> None:
 
 
 async def test_who_fails_again_waits_twice_as_long() -> None:
-    accusations, waits = Accusations(), []
+    accusations, waits = Accusations(TheseMembers(MEMBER)), []
     for _ in range(3):
         assert accusations.hear(ANN.peer_id, claim(1), is_member=False) is AccusationOutcome.NEW
         with accusations.open(claim(1)) as case, case.turn() as turn:
-            assert turn == (ANN.peer_id, False)
+            assert turn == ANN.peer_id
             accusations.failed(case, ANN.peer_id)
         began = trio.current_time()
         while accusations.hear(ANN.peer_id, claim(1), is_member=False) is not AccusationOutcome.NEW:
