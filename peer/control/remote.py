@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.control.client import ControlError, socket_address
-from protocol.transport.sockets import Doorstep
+from protocol.transport.limits import Doorstep
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of, verify
 

@@ -16,6 +16,7 @@ Members and strangers have separate places, and at most `COUNTED_STRANGERS` stra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +28,7 @@ from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.short_id import short_id
 from protocol.team import team_named
 from protocol.transport.interface import Members
+from protocol.transport.limits import fullest
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
 
@@ -49,15 +51,9 @@ def displaced(brought_by: Mapping[PeerId, PeerId], is_connected: bool, forwarder
     brought_by: the strangers without a connection, each with the neighbour that forwarded its first heartbeat, the longest
     silent first.  is_connected: True if the newcomer is connected to us.
     """
-    shares: dict[PeerId, list[PeerId]] = {}
-    for peer, neighbour in brought_by.items():
-        shares.setdefault(neighbour, []).append(peer)
-    if not shares:
-        return None
-    largest = max(shares.values(), key=len)
-    if not is_connected and len(largest) <= len(shares.get(forwarder, ())) + 1:
-        return None
-    return largest[0]
+    shares = Counter(brought_by.values())
+    busiest = fullest(shares, 0 if is_connected else shares[forwarder] + 2)
+    return next((peer for peer, neighbour in brought_by.items() if neighbour == busiest), None)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

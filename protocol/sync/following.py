@@ -137,7 +137,7 @@ class Following:
     def __init__(self, session: Session, guard: Guard, catch_up: CatchUp, choice: ForkChoice, claims: Claims) -> None:
         self.choice, self._session, self._guard, self._catch_up, self._claims = choice, session, guard, catch_up, claims
         self._replica, self._offload = replica, offload = catch_up.replica, catch_up.offload
-        self.chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), choice.anchor)
+        self.chains = RemoteChains(session, replica, offload, Budget(), choice.anchor)
         self._held = BranchCache(replica, offload)
         self._move: Move | None = None
         self._busy: dict[bool, None] = {}

@@ -23,7 +23,7 @@ from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
 from protocol.run.invitation import Anchor
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
-from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.transport.limits import Allowance, TokenBucket
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
@@ -221,18 +221,18 @@ LOOKS = Allowance(CHECKS_PER_MINUTE / 60, BYTES_PER_MINUTE / 60, burst_s=60.0)
 
 
 class Budget:
-    """Budget of bytes and signature checks for looking at claims.  `now` is trio time."""
+    """Budget of bytes and signature checks for looking at claims, full at first.  `now` is trio time."""
 
-    def __init__(self, now: float) -> None:
-        self._bucket = TokenBucket(LOOKS.burst_s, LOOKS.burst_s, now)
+    def __init__(self) -> None:
+        self._bucket = TokenBucket(LOOKS)
 
     def allows(self, now: float, *, known: bool) -> bool:
         """Return True if a look may begin or continue.  known: True for electors and members of our chain."""
-        return self._bucket.left_s(LOOKS, now) > (0 if known else LOOKS.burst_s * (1 - STRANGERS_SHARE))
+        return self._bucket.left_s(now) > (0 if known else LOOKS.burst_s * (1 - STRANGERS_SHARE))
 
     def pay(self, now: float, size_bytes: int, checks: int) -> None:
         """Pay for answers of `size_bytes`, and for `checks` signature checks; negative numbers refund a payment."""
-        self._bucket.charge(LOOKS, now, checks, size_bytes)
+        self._bucket.charge(now, checks, size_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import trio
 from protocol.bounds import BoundedDict
 from protocol.offload import Offload
 from protocol.transport.interface import Members
-from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.transport.limits import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
 
 QUESTION_S = 0.001
@@ -50,7 +50,7 @@ class _Crowd:
     """Peers that share one allowance and one place; `run` grants them their turns."""
 
     def __init__(self) -> None:
-        self.bucket = TokenBucket(ALL_STRANGERS.burst_s, ALL_STRANGERS.burst_s, trio.current_time())
+        self.bucket = TokenBucket(ALL_STRANGERS)
         self.tags = BoundedDict[PeerId, float](MAX_TABS)
         """Tag of each peer's next turn: the seconds of the allowance used before it, in fair shares."""
         self._served = 0.0
@@ -64,7 +64,7 @@ class _Crowd:
             while not self.waiting:
                 self._arrived = trio.Event()
                 await self._arrived.wait()
-            await trio.sleep(self.bucket.debt_s(ALL_STRANGERS, trio.current_time()))
+            await trio.sleep(self.bucket.debt_s(trio.current_time()))
             if not self.waiting:
                 continue  # the waiting peers have given up
             # among equal tags, a newcomer's comes first, because its own tag is the smallest
@@ -94,7 +94,7 @@ class _Crowd:
 
     def charge(self, peer: PeerId, seconds: float, size: int) -> None:
         """Charge the peer for processor time and bytes."""
-        self.bucket.charge(ALL_STRANGERS, trio.current_time(), seconds, size)
+        self.bucket.charge(trio.current_time(), seconds, size)
         tag = self._tag(peer) + max(seconds / ALL_STRANGERS.per_s, size / ALL_STRANGERS.bytes_per_s)
         self.tags.renew(peer, tag)
 
@@ -127,7 +127,7 @@ class AnswerBudget:
         The caller sets a deadline.
         """
         if self._has_allowance(peer):
-            await trio.sleep(self._of(peer).debt_s(ONE_MEMBER, trio.current_time()))
+            await trio.sleep(self._of(peer).debt_s(trio.current_time()))
             yield
             return
         async with self._crowd(peer).turn(peer):
@@ -141,7 +141,7 @@ class AnswerBudget:
     def charge(self, peer: PeerId, seconds: float, size: int = 0) -> None:
         """Charge the peer for processor time and bytes that an answer took."""
         if self._has_allowance(peer):
-            self._of(peer).charge(ONE_MEMBER, trio.current_time(), seconds, size)
+            self._of(peer).charge(trio.current_time(), seconds, size)
         else:
             self._crowd(peer).charge(peer, seconds, size)
 
@@ -154,7 +154,7 @@ class AnswerBudget:
 
     def _of(self, peer: PeerId) -> TokenBucket:
         """Return the allowance of an active peer; it begins empty, so that a fresh key has saved up nothing."""
-        bucket = self._active.get(peer) or TokenBucket(0.0, 0.0, trio.current_time())
+        bucket = self._active.get(peer) or TokenBucket(ONE_MEMBER, empty_at=trio.current_time())
         self._active.renew(peer, bucket)
         return bucket
 

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from math import inf
 
@@ -47,33 +47,12 @@ from protocol.transport.interface import (
     Unreachable,
 )
 from protocol.transport.library import MuxedConnection, TaskStatus, peer_id_of
+from protocol.transport.limits import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation, displaced
 from protocol.transport.rate_limit import RateLimit
-from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.transport.sockets import GoneAway, receive, send, socket_of
 from protocol.transport.streams import answer_with, ask
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import PeerId
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The choice of bulk links to keep when peers ask for too many.
-
-
-def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> PeerId | None:
-    """Return the peer that loses a link to `asker` when no more links are allowed; None if the asker gets no link.
-
-    A member takes a link from the stranger with the most links.  Among members, and among strangers, a peer loses a link
-    only if it has at least two more than the asker.
-    """
-    strangers = {peer: count for peer, count in links.items() if peer != asker and not members.has_member(peer)}
-    if members.has_member(asker):
-        if strangers:
-            return max(strangers, key=lambda peer: strangers[peer])
-        rivals: Mapping[PeerId, int] = {peer: count for peer, count in links.items() if peer != asker}
-    else:
-        rivals = strangers
-    busiest = max(rivals, key=lambda peer: rivals[peer], default=None)
-    return busiest if busiest is not None and rivals[busiest] > links.get(asker, 0) + 1 else None
-
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The receiving end of a bulk link: it receives one push after another into the buffers that the handlers provide.

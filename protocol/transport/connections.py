@@ -17,7 +17,7 @@ from protocol.transport.addresses import Address, address_of, own_addresses
 from protocol.transport.bulk_link import socket_state
 from protocol.transport.inbound import RELAYED_BY, InboundConnections, address_group, relayed_group
 from protocol.transport.library import Connection, HostConnections, is_outbound, library_id, peer_id_of
-from protocol.transport.reputation import Reputation
+from protocol.transport.limits import Reputation
 from protocol.transport.sockets import Socket, local_end_of, remote_end, socket_of, way_of
 from protocol.wire.identity import PeerId
 

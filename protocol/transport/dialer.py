@@ -36,7 +36,7 @@ from protocol.transport.addresses import (
 )
 from protocol.transport.interface import Members
 from protocol.transport.library import Host, library_id, peer_id_of
-from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.transport.limits import Allowance, Share
 from protocol.transport.sockets import End
 from protocol.wire.identity import PeerId
 
@@ -271,22 +271,9 @@ MAX_AT_ONCE = 8
 MAX_CLAIMED_AT_ONCE = 4
 """Most addresses dialled at one time for strangers that we never met."""
 CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS = Allowance(8, inf, 32), Allowance(1, inf, 64)
-"""Rates of attempts at claimed addresses that have led to no peer, for the favoured lane and for the strangers' lane."""
+"""Rates of attempts at claimed addresses that have led to no peer, for peers that we favour and for other strangers."""
 
 log = logging.getLogger(__name__)
-
-
-class _Lane:
-    """A limit shared by a group of peers.  places: most addresses dialled at once.  claims: rate for claimed addresses."""
-
-    def __init__(self, places: int, claims: Allowance) -> None:
-        self.places = trio.CapacityLimiter(places)
-        self._claims, self._bucket = claims, TokenBucket(claims.burst_s, claims.burst_s, trio.current_time())
-
-    async def wait(self) -> None:
-        """Wait until the next claim may be tried."""
-        while not self._bucket.take(self._claims, trio.current_time(), 1, 0):
-            await trio.sleep(1 / self._claims.per_s)
 
 
 class Dialer:
@@ -386,7 +373,7 @@ class Dialer:
 
     async def run(self) -> None:
         """Dial until cancelled."""
-        favoured, others = _Lane(MAX_AT_ONCE, CLAIMS_OF_MEMBERS), _Lane(MAX_CLAIMED_AT_ONCE, CLAIMS_OF_STRANGERS)
+        favoured, others = Share(MAX_AT_ONCE, CLAIMS_OF_MEMBERS), Share(MAX_CLAIMED_AT_ONCE, CLAIMS_OF_STRANGERS)
         async with trio.open_nursery() as nursery:
             while True:
                 self._changed = trio.Event()
@@ -396,18 +383,18 @@ class Dialer:
                 for peer, entry in waiting:
                     if entry.due_at <= now:
                         entry.dialling = True
-                        lane = favoured if self._book.is_favoured(peer, entry) else others
-                        nursery.start_soon(self._dial, peer, entry, lane)
+                        share = favoured if self._book.is_favoured(peer, entry) else others
+                        nursery.start_soon(self._dial, peer, entry, share)
                 next_at = min((entry.due_at for _, entry in waiting if not entry.dialling), default=now + MAX_PAUSE_S)
                 with trio.move_on_at(max(next_at, now + 0.05)):
                     await self._changed.wait()
 
-    async def _dial(self, peer: PeerId, entry: Entry, lane: _Lane) -> None:
+    async def _dial(self, peer: PeerId, entry: Entry, share: Share) -> None:
         entry.due_at = trio.current_time() + entry.backoff.failed() * self._random.uniform(0.8, 1.2)
         for address in self._in_order(entry):
-            async with lane.places:  # released after each address, so that other peers get a turn
+            async with share.places:  # released after each address, so that other peers get a turn
                 if entry.addresses.get(address, AddressStanding.CLAIMED) is AddressStanding.CLAIMED:
-                    await lane.wait()
+                    await share.wait_for_allowance()
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 problem: str | None = SILENT

@@ -29,8 +29,7 @@ import trio
 
 from protocol.transport.interface import Acceptance, Handlers, Members, NetworkError
 from protocol.transport.library import Host, LibraryId, Stream, library_id, peer_id_of
-from protocol.transport.rate_limit import Allowance, TokenBucket
-from protocol.transport.reputation import ABUSE, VIOLATION, Channel, Reputation
+from protocol.transport.limits import ABUSE, VIOLATION, Allowance, Channel, Reputation, TokenBucket
 from protocol.transport.streams import discard
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.hashes import Hash
@@ -43,22 +42,6 @@ if TYPE_CHECKING:
     from libp2p.pubsub.pb.rpc_pb2 import RPC, ControlIWant, ControlMessage, Message
     from libp2p.pubsub.pubsub import Pubsub
     from libp2p.pubsub.pubsub_notifee import PubsubNotifee
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Tasks that take turns: only one task continues in each turn of the event loop, so that many tasks do not delay the loop.
-
-
-class Turns:
-    """A first-in, first-out queue of tasks that wait for a turn."""
-
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-
-    async def take(self) -> None:
-        """Wait for a turn of the event loop in which no other task's `take` returns."""
-        async with self._lock:  # taking the lock is a checkpoint, and it passes to one waiting task in each turn
-            pass
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -95,7 +78,7 @@ class GossipIntake:
         self, members: Members, reputation: Reputation, topic: str, is_wanted: Callable[[ID, Message], bool]
     ) -> None:
         self._members, self._reputation, self._topic, self._is_wanted = members, reputation, topic, is_wanted
-        self._of_members, self._of_strangers = Turns(), Turns()
+        self._of_members, self._of_strangers = trio.Lock(), trio.Lock()
 
     async def read(self, pubsub: Pubsub, stream: INetStream) -> None:
         """Handle gossip from the stream until its end.  An oversized or malformed RPC ends the stream and bans the peer."""
@@ -109,7 +92,7 @@ class GossipIntake:
         try:
             while pubsub.manager.is_running:
                 raw = await read_varint_prefixed_bytes_limited(stream, MAX_RPC_BYTES)
-                await self._turns(forwarder).take()
+                await self._turn(forwarder)
                 await self._guarded(pubsub, forwarder, RPC.FromString(raw), len(raw))
         except (DecodeError, MessageTooLarge, ParseError) as error:
             self._reputation.penalise(peer_id_of(forwarder), ABUSE, f"unreadable gossip: {error}")
@@ -118,8 +101,10 @@ class GossipIntake:
         except IOException as error:
             log.debug("the gossip of %s has ended: %s", forwarder, error)
 
-    def _turns(self, forwarder: ID) -> Turns:
-        return self._of_members if self._members.has_member(peer_id_of(forwarder)) else self._of_strangers
+    async def _turn(self, forwarder: ID) -> None:
+        """Wait for a turn of the event loop in which no other member, or no other stranger, has its turn."""
+        async with self._of_members if self._members.has_member(peer_id_of(forwarder)) else self._of_strangers:
+            pass  # taking the lock is a checkpoint, and it passes to one waiting task in each turn, first come, first served
 
     async def _guarded(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
         """Handle an RPC.  The library can read every RPC of an honest neighbour, so a failure is penalised."""
@@ -145,7 +130,7 @@ class GossipIntake:
             _leave_out_others(rpc.control, self._topic)
             await pubsub.router.handle_rpc(rpc, forwarder)
         for message in rpc.publish:
-            await self._turns(forwarder).take()
+            await self._turn(forwarder)
             if self._is_wanted(forwarder, message):
                 await pubsub.push_msg(forwarder, message)
 
@@ -190,7 +175,7 @@ class Gossip:
         self._me = host.get_id()
         self._handlers = handlers
         self._reputation = reputation
-        self._forwarded = TokenBucket(FORWARDED.burst_s, FORWARDED.burst_s, trio.current_time())
+        self._forwarded = TokenBucket(FORWARDED)
         self._topic = f"manyhands/1/{bytes(run).hex()}"
         self._intake = GossipIntake(handlers, reputation, self._topic, self._is_wanted)
         self.up_bytes = 0
@@ -367,7 +352,7 @@ class Gossip:
             return False
         if acceptance is Acceptance.REJECT:
             self._reputation.penalise(peer, VIOLATION, "a malformed message")
-        return acceptance is Acceptance.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))
+        return acceptance is Acceptance.ACCEPT and self._forwarded.take(trio.current_time(), 1, len(message.data))
 
 
 def _take_notifee(host: Host) -> PubsubNotifee:

@@ -20,9 +20,8 @@ from protocol.transport import library
 from protocol.transport.addresses import listening_hosts
 from protocol.transport.interface import Handlers, NetworkError
 from protocol.transport.library import Connection, Host, HostConnections, LibraryId, peer_id_of
+from protocol.transport.limits import ABUSE, EXCESS, Channel, Doorstep, Reputation
 from protocol.transport.rate_limit import RateLimit
-from protocol.transport.reputation import ABUSE, EXCESS, Channel, Reputation
-from protocol.transport.sockets import Doorstep
 from protocol.transport.streams import guard_streams
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId

@@ -24,7 +24,7 @@ from protocol.formatting import clean, short
 from protocol.transport.inbound_policy import CloseReason, InboundLimits, InboundPolicy, Stage
 from protocol.transport.interface import Members
 from protocol.transport.library import AcceptedStream, Address, HostConnections, peer_id_of
-from protocol.transport.reputation import Reputation
+from protocol.transport.limits import Reputation
 from protocol.transport.sockets import Way, marked_stream, raw_connection, remote_end_of, way_of
 from protocol.wire.identity import PeerId
 

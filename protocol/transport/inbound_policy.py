@@ -21,7 +21,7 @@ from enum import Enum
 
 from protocol.bounds import BoundedDict
 from protocol.transport.interface import Members
-from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.transport.limits import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class InboundPolicy:
         self._connections: dict[int, _Connection] = {}
         self._greeted = BoundedDict[PeerId, None](MAX_REMEMBERED, lambda peer, _: not members.has_member(peer))
         self._trusted = TrustedAddresses(members)
-        self._handshakes = TokenBucket(limits.handshakes.burst_s, 0, now)
+        self._handshakes = TokenBucket(limits.handshakes)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -301,12 +301,12 @@ class InboundPolicy:
 
     def _begin_handshakes(self, now: float, price: float, decision: InboundDecision) -> None:
         """Begin as many handshakes as the allowance and the places permit."""
-        while self._handshakes.holds(self._limits.handshakes, now, price):
+        while self._handshakes.left_s(now) >= price / self._limits.handshakes.per_s:
             found = self._next(now)
             if found is None:
                 return
             connection, displaced = found
-            self._handshakes.take(self._limits.handshakes, now, price, 0)
+            self._handshakes.take(now, price)
             if displaced is not None:
                 self._close(displaced, CloseReason.CROWDED, decision)
             connection.stage, connection.since, connection.protected_from = Stage.STRANGER, now, now

@@ -43,12 +43,12 @@ from protocol.transport.inbound import InboundConnections
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Bandwidth, Handlers, LinkMeasurement, NetworkError, Traffic, Unreachable, nothing
 from protocol.transport.library import Connection, HostConnections, LibraryId, TaskStatus, library_id, peer_id_of
+from protocol.transport.limits import Doorstep, Reputation
 from protocol.transport.nat.reachability import DialBack, Inquiry, Reachability
 from protocol.transport.nat.traversal import Traversal
 from protocol.transport.rate_limit import PACKET_SHARE, RateLimit
-from protocol.transport.reputation import Reputation
 from protocol.transport.requests import OtherRun, Requests
-from protocol.transport.sockets import Doorstep, End
+from protocol.transport.sockets import End
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId

@@ -8,93 +8,13 @@ control traffic in between.  Pieces move in the order in which they asked, so th
 from __future__ import annotations
 
 import heapq
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from math import inf
-from typing import Any
 
 import trio
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Token buckets: a number of messages and bytes a second; some seconds' worth of both can be saved up for a burst.
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """An allowance of messages and bytes a second; at most `burst_s` seconds' worth of each is saved up."""
-
-    per_s: float
-    bytes_per_s: float
-    burst_s: float
-
-
-@dataclass
-class TokenBucket:
-    """The remaining allowance, in seconds, for messages and for bytes.  at: the time of the last refill."""
-
-    messages_s: float
-    bytes_s: float
-    at: float
-
-    def take(self, allowance: Allowance, now: float, messages: float, size: float) -> bool:
-        """Use `messages` messages and `size` bytes of the allowance.  Return False and use nothing if too little is left.
-
-        A message larger than the whole burst passes if the bucket is full.
-        """
-        self._refill(allowance, now)
-        messages_s, bytes_s = messages / allowance.per_s, size / allowance.bytes_per_s
-        if self.messages_s < messages_s or self.bytes_s < min(bytes_s, allowance.burst_s):
-            return False
-        self.messages_s -= messages_s
-        self.bytes_s -= bytes_s
-        return True
-
-    def charge(self, allowance: Allowance, now: float, messages: float, size: float) -> None:
-        """Use the allowance for traffic that has already moved; the bucket may owe some seconds afterwards."""
-        self._refill(allowance, now)
-        self.messages_s -= messages / allowance.per_s
-        self.bytes_s -= size / allowance.bytes_per_s
-
-    def left_s(self, allowance: Allowance, now: float) -> float:
-        """Return the seconds' worth left of messages or of bytes, whichever is less; negative if the bucket owes some."""
-        self._refill(allowance, now)
-        return min(self.messages_s, self.bytes_s)
-
-    def debt_s(self, allowance: Allowance, now: float) -> float:
-        """Return the seconds until the bucket owes nothing."""
-        return max(0.0, -self.left_s(allowance, now))
-
-    def _refill(self, allowance: Allowance, now: float) -> None:
-        passed, self.at = now - self.at, now
-        self.messages_s = min(allowance.burst_s, self.messages_s + passed)
-        self.bytes_s = min(allowance.burst_s, self.bytes_s + passed)
-
-    def holds(self, allowance: Allowance, now: float, messages: float) -> bool:
-        """Return True if enough is left for `messages` messages.  Uses nothing."""
-        self.take(allowance, now, 0, 0)
-        return self.messages_s >= messages / allowance.per_s
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Tasks caused by another peer: an error in such a task ends the task, not the nursery in which it runs.
-
-
-log = logging.getLogger(__name__)
-
-
-async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-    """Await `work`.  Raises nothing but cancellation."""
-    try:
-        await work(*arguments)
-    except Exception as error:  # noqa: BLE001 - see above
-        log.debug("%r failed: %r", work, error)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
 
 SMALLEST_FRAME_BYTES = 16 << 10
 FRAMES_A_SECOND = 10

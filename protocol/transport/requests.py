@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import trio
@@ -22,9 +22,9 @@ from protocol.short_id import short_id
 from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.dialer import OTHER_RUN
 from protocol.transport.host import RunHost
-from protocol.transport.interface import MAX_REQUEST_BYTES, Members, NetworkError, Offence, Refused, Unreachable
+from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Offence, Refused, Unreachable
 from protocol.transport.library import Stream, peer_id_of
-from protocol.transport.reputation import ABANDONED, EXCESS, SLOWNESS, VIOLATION, Channel
+from protocol.transport.limits import ABANDONED, EXCESS, SLOWNESS, VIOLATION, Channel, MemoryBudget
 from protocol.transport.streams import (
     BadFrame,
     EndedEarly,
@@ -111,89 +111,12 @@ class KeptStreams:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A memory budget over all peers, for questions being read or answered and for answers being sent.
-#
-# Strangers together get half of the budget, so members always have the other half.  A peer may hold at most as much as
-# remains free: one peer gets half of the budget, two get a third each, and a few more get a share of the rest.  Small
-# messages are not counted, so every peer can greet and catch up while the budget is used up.
 
 
 BUDGET_BYTES = 64 << 20
-"""Largest encoded size of all questions together, and of all answers together."""
-SMALL_BYTES = 4 << 10
-"""Largest message that is not counted."""
+"""Largest encoded size of all questions together, and of all answers together; strangers get half of each."""
 EVENT_EVERY_S = 10.0
-
-
-class MemoryBudget:
-    """A memory budget, either for questions or for answers.
-
-    members: tells members from strangers.  emit: receives a `Dropped` for refused questions, at most one in `EVENT_EVERY_S`;
-    its `times` counts the refused questions of all peers.
-    """
-
-    def __init__(self, members: Members, emit: Callable[[Event], None], total_bytes: int = BUDGET_BYTES) -> None:
-        self._members, self._emit, self._total = members, emit, total_bytes
-        self._held: Counter[PeerId] = Counter()
-        self._released = trio.Event()
-        self._refused = 0
-        self._last_event_at = -math.inf
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that all peers hold."""
-        return self._held.total()
-
-    @contextmanager
-    def hold(self, peer: PeerId, size: int) -> Iterator[None]:
-        """Hold `size` bytes of the budget during the block.  Raises `Unreachable` if fewer bytes are free."""
-        if size <= SMALL_BYTES:
-            yield
-            return
-        if not self.has_room(peer, size):
-            self._refuse(peer)
-            raise Unreachable("the memory budget has no room for another question")
-        self._held[peer] += size
-        try:
-            yield
-        finally:
-            self._held[peer] -= size
-            if not self._held[peer]:
-                del self._held[peer]
-            self._released.set()
-
-    def has_room(self, peer: PeerId, size: int) -> bool:
-        """Return True if `hold` would succeed now."""
-        return size <= SMALL_BYTES or self._held[peer] + size <= self._free(peer)
-
-    async def room(self, peer: PeerId, size: int) -> AbstractContextManager[None]:
-        """Wait until the budget has room for `size` bytes, and return `hold`.  The caller sets a deadline."""
-        while not self.has_room(peer, size):
-            if self._released.is_set():
-                self._released = trio.Event()
-            await self._released.wait()
-        return self.hold(peer, size)
-
-    def _free(self, peer: PeerId) -> int:
-        """Return the bytes that are free for members if `peer` is a member, else the bytes that are free for strangers."""
-        free = self._total - self.held_bytes
-        if self._members.has_member(peer):
-            return free
-        of_strangers = sum(size for holder, size in self._held.items() if not self._members.has_member(holder))
-        return min(free, self._total // 2 - of_strangers)
-
-    def _refuse(self, peer: PeerId) -> None:
-        self._refused += 1
-        now = trio.current_time()
-        if now - self._last_event_at < EVENT_EVERY_S:
-            return
-        self._emit(Dropped(peer, "question", "too many large questions of all peers at once", self._refused))
-        self._refused, self._last_event_at = 0, now
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
+"""Shortest time between two events about refused questions; each counts the questions of all peers that were refused."""
 ENVELOPE_BYTES, ENVELOPE_VALUES = 4096, 8
 """Room for the fields around the data, and most values of a question or an answer: three fields with their names."""
 MAX_CONCURRENT_PER_PEER = 16
@@ -224,7 +147,9 @@ class Requests:
     def __init__(self, own: RunHost, emit: Callable[[Event], None]) -> None:
         self._host, self._handlers, self._reputation = own.host, own.handlers, own.reputation
         self._up, self._down = own.line.up, own.line.down
-        self._questions, self._answers = MemoryBudget(own.handlers, emit), MemoryBudget(own.handlers, emit)
+        self._questions = MemoryBudget(own.handlers, BUDGET_BYTES, BUDGET_BYTES // 2)
+        self._answers = MemoryBudget(own.handlers, BUDGET_BYTES, BUDGET_BYTES // 2)
+        self._emit, self._refused, self._told_at = emit, 0, -math.inf
         self._budget = AnswerBudget(own.handlers, own.handlers.has_allowance)
         self._protocol = own.protocol("request")
         self._kept = KeptStreams()
@@ -442,10 +367,19 @@ class Requests:
         Raises `Unreachable` if the budget has no room.  Raises `Unreachable` and penalises the asker if the bytes arrive too
         slowly.
         """
+        if not self._questions.has_room(peer, size):
+            self._tell_refused(peer)
         held.enter_context(self._questions.hold(peer, size))
         with trio.move_on_after(READ_QUESTION_S + size / SLOWEST_BYTES_PER_S):
             return await read_exactly(stream, size)
         raise self._too_slow(peer)
+
+    def _tell_refused(self, peer: PeerId) -> None:
+        self._refused += 1
+        now = trio.current_time()
+        if now - self._told_at >= EVENT_EVERY_S:
+            self._emit(Dropped(peer, "question", "too many large questions of all peers at once", self._refused))
+            self._refused, self._told_at = 0, now
 
     def _too_slow(self, peer: PeerId) -> Unreachable:
         self._reputation.penalise(peer, SLOWNESS, "a question that did not arrive in time")

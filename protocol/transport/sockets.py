@@ -6,9 +6,7 @@ lets no connection in, `nat.traversal` finds other paths.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -174,41 +172,11 @@ def socket_of(connection: object) -> Socket | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Inbound sockets that are not libp2p connections and have not yet authenticated.
-#
-# An honest peer authenticates within milliseconds, so its socket seldom has to be closed to make room.
-
-
-MAX_PENDING = 64
-"""Most sockets that wait at one time.  A further socket displaces the oldest one from the address with the most sockets."""
+# Bytes of one size on a socket.
 
 
 class GoneAway(Exception):
     """The error for a socket that the other end closed before it had sent all data."""
-
-
-class Doorstep:
-    """All sockets of our peer that have not yet authenticated, for all protocols."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[trio.socket.SocketType, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @contextmanager
-    def waits(self, sock: trio.socket.SocketType, address: str) -> Iterator[None]:
-        """Count a socket from this address as waiting during the block.  It may be closed to make room for a new one."""
-        if len(self._waiting) >= MAX_PENDING:
-            (busiest, _), *_ = Counter(self._waiting.values()).most_common(1)
-            oldest = next(other for other, where in self._waiting.items() if where == busiest)
-            del self._waiting[oldest]
-            oldest.close()
-        self._waiting[sock] = address
-        try:
-            yield
-        finally:
-            self._waiting.pop(sock, None)
 
 
 async def receive(sock: trio.socket.SocketType, size: int) -> bytes:

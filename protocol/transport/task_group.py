@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
 
 import trio
 
+log = logging.getLogger(__name__)
 Arguments = TypeVarTuple("Arguments")
 
 
@@ -42,3 +44,11 @@ class TaskGroup:
             return False
         self._nursery.start_soon(task, *arguments)
         return True
+
+
+async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    """Await `work`, which another peer has caused: an error ends the task, not its nursery.  Raises only cancellation."""
+    try:
+        await work(*arguments)
+    except Exception as error:  # noqa: BLE001 - see above
+        log.debug("%r failed: %r", work, error)

@@ -13,8 +13,8 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -35,12 +35,11 @@ from protocol.transport.host import RunHost
 from protocol.transport.inbound import group_at_the_other_end
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import MuxedConnection
+from protocol.transport.limits import Allowance, Channel, Doorstep, Share
 from protocol.transport.nat.relay import Take
-from protocol.transport.rate_limit import Allowance, TokenBucket, guarded
-from protocol.transport.reputation import Channel
-from protocol.transport.sockets import Doorstep, End, GoneAway, LinkKind, Way, receive, remote_end, send, way_of
+from protocol.transport.sockets import End, GoneAway, LinkKind, Way, receive, remote_end, send, way_of
 from protocol.transport.streams import answer_with, ask
-from protocol.transport.task_group import TaskGroup
+from protocol.transport.task_group import TaskGroup, guarded
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -330,12 +329,7 @@ class Meetings:
         self._listening, self._mirrors, self._take = listening, mirrors, take
         self._protocol = own.protocol("meet")
         self._races: dict[tuple[bytes, bytes], Race] = {}
-        self._running = {True: 0, False: 0}
-        now = trio.current_time()
-        self._allowances = {
-            is_member: (each, TokenBucket(each.burst_s, each.burst_s, now))
-            for is_member, each in ((True, DIALLED_FOR_MEMBERS), (False, DIALLED_FOR_STRANGERS))
-        }
+        self._shares = {True: Share(MAX_AT_ONCE, DIALLED_FOR_MEMBERS), False: Share(MAX_AT_ONCE, DIALLED_FOR_STRANGERS)}
         self._tasks = TaskGroup()
         answer_with(own.host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
 
@@ -370,7 +364,7 @@ class Meetings:
         if not self._tasks.is_open or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
             raise Unreachable("no meeting is possible now")
         with ExitStack() as held:
-            held.enter_context(self._place(self._members.has_member(peer)))
+            held.enter_context(self._shares[self._members.has_member(peer)].place())
             outside = await self._outside(held)
             ours = self._offer(outside)
             to_dial, moved = self._to_dial(peer, connection, theirs), held.pop_all()
@@ -378,17 +372,6 @@ class Meetings:
                 moved.close()
                 raise Unreachable("our network is closed")
         return ours
-
-    @contextmanager
-    def _place(self, is_member: bool) -> Iterator[None]:
-        """Hold a place for another peer's meeting during the block.  Raises `Unreachable` if no place is free."""
-        if self._running[is_member] >= MAX_AT_ONCE:
-            raise Unreachable("too many meetings")
-        self._running[is_member] += 1
-        try:
-            yield
-        finally:
-            self._running[is_member] -= 1
 
     def _to_dial(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> list[DialCandidate]:
         """Return the endpoints in a peer's offer that we dial, and use up allowance for them.
@@ -405,9 +388,9 @@ class Meetings:
         named = [
             each for each in dict.fromkeys(read_candidates(theirs[NONCE_BYTES:])) if may_be_dialled(each.end, lambda: own)
         ]
-        allowance, bucket = self._allowances[is_member]
+        bucket = self._shares[is_member].bucket
         now = trio.current_time()
-        return [each for each in at_its_addresses(named, seen) if bucket.take(allowance, now, 1, 0)]
+        return [each for each in at_its_addresses(named, seen) if bucket.take(now)]
 
     async def _follow(
         self, held: ExitStack, token: bytes, to_dial: Sequence[DialCandidate], outside: Outside | None

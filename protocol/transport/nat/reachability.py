@@ -18,6 +18,7 @@ import math
 import random
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,8 +29,7 @@ from protocol.transport.addresses import LEAST_PORT, address_of, is_an_address, 
 from protocol.transport.host import RunHost
 from protocol.transport.interface import Members, Unreachable
 from protocol.transport.library import MuxedConnection
-from protocol.transport.rate_limit import Allowance, TokenBucket
-from protocol.transport.reputation import Channel
+from protocol.transport.limits import Allowance, Channel, Share
 from protocol.transport.sockets import remote_end
 from protocol.transport.streams import BadFrame, answer_with, ask
 from protocol.wire.identity import PeerId
@@ -76,18 +76,6 @@ class DialBackAnswer:
     verdict: AddressVerdict
 
 
-class _Share:
-    """The limits on dials for all members, or for all strangers."""
-
-    def __init__(self, now: float) -> None:
-        self.running = 0
-        self._bucket = TokenBucket(FOR_ALL.burst_s, FOR_ALL.burst_s, now)
-
-    def take(self, now: float) -> bool:
-        """Use the allowance for one dial; return False if no dial is allowed now."""
-        return self.running < MAX_AT_ONCE and self._bucket.take(FOR_ALL, now, 1, 0)
-
-
 class DialBack:
     """Our questions to other peers to dial us back, and our answers to such questions.
 
@@ -98,7 +86,7 @@ class DialBack:
         self._host, self._members, self._reputation = own.host, own.handlers, own.reputation
         self._connected, self._answers = own.connected, answers
         self._protocol = own.protocol("dial-back")
-        self._shares: dict[bool, _Share] = {}
+        self._shares = {is_member: Share(MAX_AT_ONCE, FOR_ALL) for is_member in (True, False)}
         answer_with(own.host, self._protocol, _QUESTION.size, self._answer, QUESTION_S)
 
     async def ask(self, peer: PeerId, port: int) -> DialBackAnswer | None:
@@ -120,17 +108,19 @@ class DialBack:
             return DialBackAnswer("0.0.0.0", AddressVerdict.UNKNOWN)  # noqa: S104 - no address at all
         if port < LEAST_PORT or ip.is_link_local or not self._connected(peer):
             return DialBackAnswer(str(ip), AddressVerdict.UNKNOWN)
-        share = self._shares.setdefault(self._members.has_member(peer), _Share(trio.current_time()))
-        if not self._reputation.spend(peer, Channel.DIAL_BACK) or not share.take(trio.current_time()):
-            return DialBackAnswer(str(ip), AddressVerdict.UNKNOWN)
-        share.running += 1
-        try:
-            with trio.move_on_after(DIAL_S):
-                if await self._answers(f"{transport_address(str(ip), port)}/p2p/{peer}"):
-                    return DialBackAnswer(str(ip), AddressVerdict.REACHABLE)
-        finally:
-            share.running -= 1
-        return DialBackAnswer(str(ip), AddressVerdict.UNREACHABLE)
+        verdict, share = AddressVerdict.UNKNOWN, self._shares[self._members.has_member(peer)]
+        with suppress(Unreachable):
+            if self._reputation.spend(peer, Channel.DIAL_BACK):
+                with share.place():
+                    if share.bucket.take(trio.current_time()):
+                        verdict = await self._dial(f"{transport_address(str(ip), port)}/p2p/{peer}")
+        return DialBackAnswer(str(ip), verdict)
+
+    async def _dial(self, address: str) -> AddressVerdict:
+        with trio.move_on_after(DIAL_S):
+            if await self._answers(address):
+                return AddressVerdict.REACHABLE
+        return AddressVerdict.UNREACHABLE
 
 
 def write_answer(answer: DialBackAnswer) -> bytes:

@@ -30,12 +30,12 @@ from protocol.transport.host import RunHost, protocol_of
 from protocol.transport.inbound import relayed_group
 from protocol.transport.interface import Members, Unreachable
 from protocol.transport.library import Host, MuxedConnection, library_id
+from protocol.transport.limits import Channel, displaced
 from protocol.transport.nat.reachability import AddressVerdict
-from protocol.transport.rate_limit import RateLimit, Turn, guarded
-from protocol.transport.reputation import Channel
+from protocol.transport.rate_limit import RateLimit, Turn
 from protocol.transport.sockets import End, LinkKind, Way, receive, remote_end, send
 from protocol.transport.streams import answer_with, ask
-from protocol.transport.task_group import TaskGroup
+from protocol.transport.task_group import TaskGroup, guarded
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -168,14 +168,14 @@ class RelayService:
 
     def _give_place(self, peer: PeerId) -> None:
         """Give a peer a place; if none is free, a member takes a stranger's place.  Raises `Refusal`."""
-        strangers = [other for other in self._places if not self._members.has_member(other) and other != peer]
-        is_member = self._members.has_member(peer)
-        if not is_member and len(strangers) >= MAX_STRANGERS:
+        strangers = sum(not self._members.has_member(other) for other in self._places if other != peer)
+        if not self._members.has_member(peer) and strangers >= MAX_STRANGERS:
             raise Refusal("no place for another stranger")
         if len(self._places) >= MAX_PLACES and peer not in self._places:
-            if not is_member or not strangers:
+            loser = displaced(peer, dict.fromkeys(self._places, 1), self._members)
+            if loser is None:
                 raise Refusal("no place")
-            del self._places[strangers[0]]
+            del self._places[loser]
         self._places[peer] = None
 
     async def _connect(self, asker: PeerId, asked: PeerId) -> bytes:

@@ -28,9 +28,8 @@ from protocol.transport.nat import punching, relay
 from protocol.transport.nat.punching import Meetings, Mirror
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.nat.relay import Circuits, RelayService, Take, dial
-from protocol.transport.rate_limit import guarded
 from protocol.transport.sockets import DIRECT, End, Way, is_dialled, raw_connection, remote_end, way_of
-from protocol.transport.task_group import TaskGroup
+from protocol.transport.task_group import TaskGroup, guarded
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------

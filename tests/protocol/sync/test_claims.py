@@ -97,7 +97,7 @@ async def test_strangers_make_nobody_wait_that_has_a_record(table: Table) -> Non
 
 @pytest.mark.parametrize("size_bytes, checks", [(BYTES_PER_MINUTE // 40, 0), (0, CHECKS_PER_MINUTE // 40)])
 def test_strangers_may_spend_a_tenth_and_the_purse_fills_in_a_minute(size_bytes: int, checks: int) -> None:
-    budget = Budget(100.0)
+    budget = Budget()
     spent = 0
     while budget.allows(100.0, known=False):
         budget.pay(100.0, size_bytes, checks)
@@ -112,7 +112,7 @@ def test_strangers_may_spend_a_tenth_and_the_purse_fills_in_a_minute(size_bytes:
 
 
 def test_what_led_somewhere_costs_nothing() -> None:
-    budget = Budget(0.0)
+    budget = Budget()
     for _ in range(100):
         budget.pay(0.0, BYTES_PER_MINUTE // 4, CHECKS_PER_MINUTE // 4)
         budget.pay(0.0, -BYTES_PER_MINUTE // 4, -CHECKS_PER_MINUTE // 4)

@@ -13,7 +13,7 @@ import trio
 from protocol.offload import charged, charging
 from protocol.transport.answer_budget import ALL_STRANGERS, MAX_TABS, ONE_MEMBER, QUESTION_S, AnswerBudget
 from protocol.transport.interface import Unreachable
-from protocol.transport.reputation import ABANDONED
+from protocol.transport.limits import ABANDONED
 from protocol.transport.requests import decode_answer, decode_question
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed

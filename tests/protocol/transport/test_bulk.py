@@ -16,7 +16,6 @@ from protocol.transport import bulk as bulk_module
 from protocol.transport import bulk_flows as flows_module
 from protocol.transport import bulk_link as link_module
 from protocol.transport.addresses import ANY_IPV4, has_ipv6
-from protocol.transport.bulk import displaced
 from protocol.transport.bulk_flows import FAR_SOCKETS
 from protocol.transport.bulk_link import FrameKind, Link, SocketState
 from protocol.transport.interface import (
@@ -29,6 +28,7 @@ from protocol.transport.interface import (
     Unreachable,
 )
 from protocol.transport.library import library_id
+from protocol.transport.limits import displaced
 from protocol.transport.network import Libp2pNetwork
 from protocol.wire.identity import PeerId
 from tests.protocol.peers import TheseMembers

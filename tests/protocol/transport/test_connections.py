@@ -11,7 +11,7 @@ from protocol.transport.connections import Banned, Connected, Connections, Disco
 from protocol.transport.inbound import InboundConnections
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.library import HostConnections, LibraryId, library_id
-from protocol.transport.reputation import ABUSE, Reputation
+from protocol.transport.limits import ABUSE, Reputation
 from protocol.wire.identity import Identity
 from tests.protocol.peers import TheseMembers
 

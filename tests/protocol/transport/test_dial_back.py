@@ -12,6 +12,7 @@ import trio
 from protocol.events.events import Event, ReachabilityChanged
 from protocol.transport.addresses import LEAST_PORT, is_public
 from protocol.transport.interface import nothing
+from protocol.transport.limits import Allowance, Channel
 from protocol.transport.nat.reachability import (
     ASKED,
     FOR_ALL,
@@ -28,8 +29,6 @@ from protocol.transport.nat.reachability import (
     write_answer,
 )
 from protocol.transport.network import Libp2pNetwork
-from protocol.transport.rate_limit import Allowance
-from protocol.transport.reputation import Channel
 from protocol.transport.streams import BadFrame, discard, open_stream
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers

@@ -25,7 +25,7 @@ from protocol.transport.dialer import (
     Dialer,
 )
 from protocol.transport.library import Host, LibraryId, library_id
-from protocol.transport.rate_limit import Allowance
+from protocol.transport.limits import Allowance
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
 from tests.tiers import first_fast

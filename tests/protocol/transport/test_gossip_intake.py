@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from protocol.transport.gossip import MAX_CONTROL, MAX_IDS, MAX_RPC_BYTES, Turns
+from protocol.transport.gossip import MAX_CONTROL, MAX_IDS, MAX_RPC_BYTES
 from protocol.transport.interface import Acceptance
 from protocol.transport.library import library_id
+from protocol.transport.limits import Channel
 from protocol.transport.network import Libp2pNetwork
-from protocol.transport.reputation import Channel
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.transport.recorder import Recorder, network, stack, until
 from tests.protocol.transport.test_libp2p import gossip_until
@@ -80,22 +80,6 @@ class LoopTurns(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         self.now += 1
-
-
-async def test_a_task_that_is_cancelled_while_it_waits_holds_up_nobody() -> None:
-    turns, passed = Turns(), list[int]()
-
-    async def work(who: int, scope: trio.CancelScope) -> None:
-        with scope:
-            await turns.take()
-            passed.append(who)
-
-    scopes = [trio.CancelScope() for _ in range(3)]
-    async with trio.open_nursery() as nursery:
-        for who, scope in enumerate(scopes):
-            nursery.start_soon(work, who, scope)
-        scopes[1].cancel()
-    assert sorted(passed) == [0, 2]
 
 
 def test_of_a_burst_from_many_strangers_one_message_is_taken_in_per_turn_of_the_loop() -> None:

@@ -24,8 +24,8 @@ from protocol.transport.inbound_policy import (
     Stage,
 )
 from protocol.transport.library import agent_version
+from protocol.transport.limits import Allowance
 from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.rate_limit import Allowance
 from protocol.transport.streams import agreement, open_stream
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers

@@ -27,8 +27,8 @@ from protocol.transport.bulk_link import (
 )
 from protocol.transport.bulk_sending import STILL_S, Sending
 from protocol.transport.interface import Unreachable
+from protocol.transport.limits import FULL_SCORE, SLOWNESS, Reputation
 from protocol.transport.rate_limit import RateLimit
-from protocol.transport.reputation import FULL_SCORE, SLOWNESS, Reputation
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.transport.recorder import Recorder

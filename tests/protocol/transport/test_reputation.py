@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.transport.reputation import (
+from protocol.transport.limits import (
     ADDRESS,
     BAN_S,
     EXCESS,

@@ -14,19 +14,15 @@ from protocol.events.events import Dropped, Event
 from protocol.transport import answer_budget, requests
 from protocol.transport.interface import Refused, Unreachable
 from protocol.transport.library import library_id
+from protocol.transport.limits import SMALL_BYTES, Allowance, MemoryBudget, Reputation
 from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.rate_limit import Allowance
-from protocol.transport.reputation import Reputation
 from protocol.transport.requests import (
     BUDGET_BYTES,
-    EVENT_EVERY_S,
     KEPT_BYTES,
     KEPT_S,
     MAX_CONCURRENT_PER_PEER,
     MOST_KEPT,
-    SMALL_BYTES,
     WAITED_S,
-    MemoryBudget,
     Requests,
     encode_question,
 )
@@ -40,8 +36,8 @@ MEMBER, OTHER_MEMBER, STRANGER = PeerId("member"), PeerId("other member"), PeerI
 REASON = "too many large questions of all peers at once"
 
 
-def a_budget(events: list[Event], total_bytes: int = BUDGET_BYTES) -> MemoryBudget:
-    return MemoryBudget(TheseMembers(MEMBER, OTHER_MEMBER), events.append, total_bytes)
+def a_budget(total_bytes: int = BUDGET_BYTES) -> MemoryBudget:
+    return MemoryBudget(TheseMembers(MEMBER, OTHER_MEMBER), total_bytes, total_bytes // 2)
 
 
 def granted(budget: MemoryBudget, held: ExitStack, peer: PeerId, size: int = SIZE) -> int:
@@ -58,7 +54,7 @@ def granted(budget: MemoryBudget, held: ExitStack, peer: PeerId, size: int = SIZ
 
 @pytest.mark.usefixtures("virtual_time")
 async def test_strangers_get_half_and_a_peer_as_much_as_it_leaves_free() -> None:
-    budget = a_budget([])
+    budget = a_budget()
     with ExitStack() as held:
         assert [granted(budget, held, PeerId(f"stranger {number}")) for number in range(6)] == [16, 8, 4, 2, 1, 1]
         assert granted(budget, held, MEMBER) == 16 and granted(budget, held, OTHER_MEMBER) == 8
@@ -70,25 +66,16 @@ async def test_strangers_get_half_and_a_peer_as_much_as_it_leaves_free() -> None
 
 @pytest.mark.usefixtures("virtual_time")
 async def test_small_questions_find_room_when_there_is_none() -> None:
-    budget = a_budget([], total_bytes=0)
+    budget = a_budget(total_bytes=0)
     with ExitStack() as held:
         assert granted(budget, held, STRANGER, SMALL_BYTES) == 100
         assert granted(budget, held, MEMBER, SMALL_BYTES + 1) == 0
 
 
-@pytest.mark.usefixtures("virtual_time")
-async def test_refusals_of_all_peers_are_told_in_sums() -> None:
-    events: list[Event] = []
-    budget = a_budget(events, total_bytes=0)
-    for peer in (STRANGER, MEMBER):
-        granted(budget, ExitStack(), peer)
-    await trio.sleep(EVENT_EVERY_S)
-    granted(budget, ExitStack(), STRANGER)
-    assert events == [Dropped(STRANGER, "question", REASON, 1), Dropped(STRANGER, "question", REASON, 200)]
-
-
-async def test_questions_hold_their_room_until_they_are_answered_and_others_are_refused_at_once() -> None:
-    """Whole questions of a stranger that nobody answers: half of the room of strangers, and no more."""
+async def test_questions_hold_their_room_until_they_are_answered_and_others_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole questions of a stranger that nobody answers: half of the strangers' room, and no more; sums are told."""
     a, told, held, refused = Recorder(), list[Event](), list[bytes](), list[Unreachable]()
 
     async def keep(kind: str, data: bytes) -> bytes:
@@ -122,14 +109,18 @@ async def test_questions_hold_their_room_until_they_are_answered_and_others_are_
             assert await two.request(one.peer_id, "echo", b"small", timeout_s=PATIENCE_S) == b"small"
             with pytest.raises(Unreachable):
                 await two.request(one.peer_id, "echo", bytes(2 * SIZE), timeout_s=PATIENCE_S)
-            assert len(held) == 8 and len([event for event in told if isinstance(event, Dropped)]) == 1
+            assert len(held) == 8 and told.count(Dropped(two.peer_id, "question", REASON, 1)) == 1
+            monkeypatch.setattr(requests, "EVENT_EVERY_S", 0.0)
+            with pytest.raises(Unreachable):
+                await two.request(one.peer_id, "echo", bytes(2 * SIZE), timeout_s=PATIENCE_S)
+            assert [event.times for event in told if isinstance(event, Dropped)] == [1, 5]
             nursery.cancel_scope.cancel()
 
 
 @pytest.mark.usefixtures("virtual_time")
 async def test_who_finds_no_room_may_wait_for_it() -> None:
     """Three that wait get it when it is released, all of them."""
-    budget, waited = a_budget([], total_bytes=16 * SIZE), list[float]()
+    budget, waited = a_budget(total_bytes=16 * SIZE), list[float]()
 
     async def wait(peer: PeerId) -> None:
         with await budget.room(peer, SIZE):

@@ -19,6 +19,7 @@ from protocol.transport.addresses import END, CircuitAddress, circuit_address, d
 from protocol.transport.host import protocol_of
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import library_id
+from protocol.transport.limits import MAX_PENDING, Doorstep
 from protocol.transport.nat import punching, relay
 from protocol.transport.nat.punching import (
     CANDIDATES_BYTES,
@@ -34,7 +35,7 @@ from protocol.transport.nat.punching import (
 from protocol.transport.nat.reachability import AddressVerdict, Reachability
 from protocol.transport.nat.traversal import begin_connection
 from protocol.transport.network import Libp2pNetwork
-from protocol.transport.sockets import DIRECT, MAX_PENDING, Doorstep, End, LinkKind, receive, send, way_of
+from protocol.transport.sockets import DIRECT, End, LinkKind, receive, send, way_of
 from protocol.transport.streams import ask
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
@@ -292,7 +293,7 @@ async def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() 
             patch.setattr(Race, "run", won_and_reset)
             await ask(stack(one).host, two.peer_id, meetings._protocol, bytes(OFFER_BYTES), OFFER_BYTES, 60)
             await over.wait()
-            await until(lambda: not meetings._running[False], 60)
+            await until(lambda: meetings._shares[False].places.value == punching.MAX_AT_ONCE, 60)
         assert await one.request(two.peer_id, "echo", b"still there", timeout_s=60) == b"still there"
 
 
