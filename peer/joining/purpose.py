@@ -15,7 +15,6 @@ from peer.resources.pace import FLOPS_A_PARAMETER, TYPICAL, kept_pace, run_s, ty
 from peer.resources.requirements import training_needs
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
-from protocol.chain.founding import founders_vote_until
 from protocol.events.status import RunDefinition, RunMixture
 from protocol.formatting import amount, clean, many, roughly, short
 from protocol.run.manifest import Admission, RunManifest
@@ -246,7 +245,7 @@ def endless(manifest: RunManifest) -> str:
 def _votes(manifest: RunManifest, me: str) -> str:
     """Describe who decides which rounds count; the founders of an open run are taken to train from its beginning."""
     start = Electorate.start(round_settings(ZERO_HASH, manifest))
-    until_round = founders_vote_until(start, start.electors)
+    until_round = start.founders_vote_until(start.electors)
     if until_round is not None:
         return founders_alone(start.electors, me, manifest.organiser, until_round)
     earned = f"was in {many(manifest.rounds.seasoning_rounds, 'round')} in a row"

@@ -340,11 +340,8 @@ class Witness:
             self._testimonies = {peer: each for peer, each in self._testimonies.items() if each.statements or each.claims}
         if base is None or base.round < self._oldest or sender not in base.electors:
             return []
-        testimony, lies, filled = (
-            self._testimonies.setdefault(sender, _Testimony()),
-            list[TwoStatements](),
-            slots(body).keys(),
-        )
+        testimony = self._testimonies.setdefault(sender, _Testimony())
+        lies, filled = list[TwoStatements](), slots(body).keys()
         known = [each for each in testimony.statements if each.slots & filled]
         others = [each.raw for each in known if each.raw != envelope.raw]
         if isinstance(body, Vote):
@@ -372,13 +369,14 @@ class Witness:
             voter = PeerId(each.peer)
             kept = self._testimonies[voter].statements if voter in self._testimonies else []
             own = [each.raw for each in kept if each.slots == filled and unpack(each.raw, self._run)[1] != claim.vote]
-            others = own or self._votes_in(rivals, voter)
-            if not others:
+            if not own and not rivals:
                 continue
             ours = self._votes_in([claim], voter)
             if not ours:
                 break  # the certificate is forged
-            lies.append(TwoStatements(first=others[0], second=ours[0]))
+            others = own or self._votes_in(rivals, voter)
+            if others:
+                lies.append(TwoStatements(first=others[0], second=ours[0]))
         return lies
 
     def _votes_in(self, claims: Sequence[Claim], voter: PeerId) -> list[bytes]:

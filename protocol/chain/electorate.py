@@ -28,7 +28,7 @@ to a candidate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Self
 
@@ -48,6 +48,8 @@ FEWEST_SEATED = 4
 """Fewest electors that tolerate a liar.  Where keys are free, seasoned peers vote once this many have seats."""
 FEWEST_ADMITTED = 2
 """Fewest seats with which seasoned peers vote if founders are named and peers are admitted by token or list."""
+NEWCOMERS = tuple(PeerId(f"newcomer {number}") for number in range(FEWEST_SEATED))
+"""Peers that a forecast takes to join with the next record: with fewer of them the founders vote for longer."""
 MISSES = 3
 """Number of records in a row after which an elector that misses them loses its seat."""
 
@@ -141,6 +143,30 @@ class Electorate:
             ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))
             electors = tuple(sorted(ranked[:MAX_ELECTORS]))
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
+
+    def founders_vote_until(self, training: Collection[PeerId]) -> int | None:
+        """Return the earliest round on which peers other than founders vote; None if they vote now, or the run is not open.
+
+        The forecast applies `after` to records of the future.  training: the peers that contribute to these records; they
+        are taken to stay, and `NEWCOMERS` to join at once.
+        """
+        settings, now = self.settings, self
+        if not (now.is_founding and settings.is_open and settings.founders):
+            return None
+        members = tuple(sorted({*training, *NEWCOMERS}))
+        masks = [b"\xff" * ((len(members) + 7) // 8)]
+        while now.is_founding:
+            before = now
+            for _ in range(settings.seasoning_rounds + 1):
+                now = now.after(members, masks)
+                if not now.is_founding:
+                    return now.height
+            # nothing changes until the record after which the next young elector is senior
+            ends = [each.since + settings.tenure_rounds for each in now.standings if each.since is not None]
+            ends = [end for end in ends if end > now.height]
+            now = replace(now, height=min(ends) - 1) if ends else now
+            assert now.height > before.height
+        return now.height
 
     def to_fields(self) -> dict[str, Any]:
         """Return the electorate as values that JSON can hold, without the settings."""

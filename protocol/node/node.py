@@ -16,7 +16,6 @@ from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.base import fragment_of
-from protocol.chain.founding import founders_vote_until
 from protocol.chain.progress import data_total, rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.corpora.fetcher import BlockOrigin
@@ -346,7 +345,7 @@ class Node:
             provisional_rounds=round - self._history.final,
             unconfirmed_by=self._unconfirmed_by(swarm),
             electors=list(electorate.electors),
-            founders_vote_until=founders_vote_until(electorate, roster.contributors or electorate.electors),
+            founders_vote_until=electorate.founders_vote_until(roster.contributors or electorate.electors),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import RoundSettings, round_settings
-from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated
-from protocol.chain.founding import NEWCOMERS, founders_vote_until
+from protocol.chain.electorate import NEWCOMERS, Electorate, contributors, quorum_size, tolerated
 from protocol.run.manifest import MAX_ELECTORS, run_id
 from protocol.run.run_file import parse_run_file
 from protocol.wire.envelope import MAX_MEMBERS
@@ -362,18 +361,18 @@ def after(now: Electorate, records: int, members: Sequence[PeerId]) -> Electorat
 )
 def test_the_forecast_is_what_the_rules_do(founders: int, training: int, until: int) -> None:
     now, members = start(founders), sorted({*REAL[:training], *NEWCOMERS})
-    assert founders_vote_until(now, REAL[:training]) == until
+    assert now.founders_vote_until(REAL[:training]) == until
     assert after(now, until - 1, members).is_founding and not after(now, until, members).is_founding
 
 
 def test_the_forecast_follows_the_chain_as_it_stands() -> None:
     alone = after(start(1), 50, REAL[:1])
-    assert founders_vote_until(alone, REAL[:1]) == 253, "nobody came in the first 50 rounds"
+    assert alone.founders_vote_until(REAL[:1]) == 253, "nobody came in the first 50 rounds"
     friends = after(alone, 120, REAL[:4])
-    assert founders_vote_until(friends, REAL[:4]) == 253, "they came in round 50, and are still there"
-    assert founders_vote_until(after(friends, 83, REAL[:4]), REAL[:4]) is None, "others vote now"
+    assert friends.founders_vote_until(REAL[:4]) == 253, "they came in round 50, and are still there"
+    assert after(friends, 83, REAL[:4]).founders_vote_until(REAL[:4]) is None, "others vote now"
 
 
 def test_only_founders_of_an_open_run_vote_alone() -> None:
-    assert founders_vote_until(start(1, 'admission = "invite"\n'), REAL[:1]) is None
-    assert founders_vote_until(start(0), REAL[:1]) is None
+    assert start(1, 'admission = "invite"\n').founders_vote_until(REAL[:1]) is None
+    assert start(0).founders_vote_until(REAL[:1]) is None
