@@ -1,11 +1,12 @@
 """Limits on what other peers may cost us.
 
 Keys cost nothing, so a limit on one peer is useless against a crowd.  Every limit therefore has a part for all strangers
-together, and what strangers use up is not missing for members.  There are five forms:
+together, and what strangers use up is not missing for members.  There are six forms:
 
 * `TokenBucket`: an amount a second, with a burst.
 * `Share`: places, and a bucket, of all members together or of all strangers together.
-* `displaced`: the peer that loses a place when all are taken.  Members displace strangers, and few places displace many.
+* `displaced`: the peer that loses a place when all are taken: a stranger to a member, or a peer with more to one with fewer.
+* `Doorstep`: places of sockets whose peer is unknown; the address with the most loses one.
 * `MemoryBudget`: bytes held at one time, of which strangers get a part, and one peer at most as much as it leaves free.
 * `Reputation`: buckets for each peer's messages, by channel; penalties and bans; and a bucket for the bans of each address.
 
@@ -141,7 +142,7 @@ def displaced(asker: PeerId, held: Mapping[PeerId, int], members: Members) -> Pe
     return fullest({peer: count for peer, count in held.items() if peer != asker} if is_member else strangers, least)
 
 
-MAX_PENDING = 64
+MAX_ON_DOORSTEP = 64
 """Most sockets that wait at one time.  A further socket displaces the oldest one from the address with the most sockets."""
 
 
@@ -160,7 +161,7 @@ class Doorstep:
     @contextmanager
     def waits(self, sock: trio.socket.SocketType, address: str) -> Iterator[None]:
         """Count a socket from this address as waiting during the block.  It may be closed to make room for a new one."""
-        if len(self._waiting) >= MAX_PENDING:
+        if len(self._waiting) >= MAX_ON_DOORSTEP:
             busiest = fullest(Counter(self._waiting.values()))
             oldest = next(other for other, where in self._waiting.items() if where == busiest)
             del self._waiting[oldest]

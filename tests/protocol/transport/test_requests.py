@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from math import inf
 
 import pytest
 import trio
@@ -77,6 +78,7 @@ async def test_questions_hold_their_room_until_they_are_answered_and_others_are_
 ) -> None:
     """Whole questions of a stranger that nobody answers: half of the strangers' room, and no more; sums are told."""
     a, told, held, refused = Recorder(), list[Event](), list[bytes](), list[Unreachable]()
+    monkeypatch.setattr(requests, "EVENT_EVERY_S", inf)
 
     async def keep(kind: str, data: bytes) -> bytes:
         if kind == "never":
@@ -113,7 +115,8 @@ async def test_questions_hold_their_room_until_they_are_answered_and_others_are_
             monkeypatch.setattr(requests, "EVENT_EVERY_S", 0.0)
             with pytest.raises(Unreachable):
                 await two.request(one.peer_id, "echo", bytes(2 * SIZE), timeout_s=PATIENCE_S)
-            assert [event.times for event in told if isinstance(event, Dropped)] == [1, 5]
+            first, then = [event.times for event in told if isinstance(event, Dropped)]
+            assert first == 1 and then >= 5, "a question that is refused on a kept stream is asked twice"
             nursery.cancel_scope.cancel()
 
 

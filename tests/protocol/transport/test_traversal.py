@@ -19,7 +19,7 @@ from protocol.transport.addresses import END, CircuitAddress, circuit_address, d
 from protocol.transport.host import protocol_of
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import library_id
-from protocol.transport.limits import MAX_PENDING, Doorstep
+from protocol.transport.limits import MAX_ON_DOORSTEP, Doorstep
 from protocol.transport.nat import punching, relay
 from protocol.transport.nat.punching import (
     CANDIDATES_BYTES,
@@ -93,12 +93,12 @@ async def test_a_mirror_shows_where_a_socket_is_seen() -> None:
 
 
 async def test_sockets_that_prove_nothing_are_few_and_the_busiest_address_loses_one() -> None:
-    doorstep, pairs = Doorstep(), [socket.socketpair() for _ in range(MAX_PENDING + 1)]
+    doorstep, pairs = Doorstep(), [socket.socketpair() for _ in range(MAX_ON_DOORSTEP + 1)]
     socks = [trio.socket.from_stdlib_socket(ours) for ours, _ in pairs]
     with ExitStack() as stack:
         for number, sock in enumerate(socks):
             stack.enter_context(doorstep.waits(sock, "alone" if number == 0 else "crowd"))
-        assert len(doorstep) == MAX_PENDING
+        assert len(doorstep) == MAX_ON_DOORSTEP
         assert [sock.fileno() == -1 for sock in socks[:3]] == [False, True, False], "the oldest of the crowd"
     for sock, (_, other) in zip(socks, pairs, strict=True):
         sock.close()
