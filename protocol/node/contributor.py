@@ -26,7 +26,7 @@ from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
 from protocol.events.events import ComputeProgress, Notice
 from protocol.events.status import WhyIdle
-from protocol.membership.activity import Activity, Pause
+from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.corpora import LeasedBlocks
@@ -126,7 +126,7 @@ SPARE_STEPS = 1
 
 
 class OwnTrainer:
-    """The trainer of this peer, which computes nothing while there is a reason to rest.
+    """The trainer of this peer, which computes nothing while the permit is suspended.
 
     link: None if this peer does not train.  blocks: fetches what the trainer reads; None in a run without corpora.  initial:
     the weights with which preferences are compared; None in other runs.
@@ -141,19 +141,9 @@ class OwnTrainer:
         initial: InitialWeights | None = None,
     ) -> None:
         self.link, self.pace, self.activity, self._blocks, self._initial = link, pace, activity, blocks, initial
-        self._pause = Pause()
-        self._rests: dict[WhyIdle, str] = {}
-        """Reasons to compute nothing, each with its sentence; we show the user's own pause, or else the first reason."""
-
-    @property
-    def computes(self) -> bool:
-        """True while other peers can expect a contribution from us."""
-        return self.link is not None and not self._pause.on
-
-    @property
-    def rests(self) -> bool:
-        """True while there is a reason to compute nothing."""
-        return self._pause.on
+        self.permit = activity.permit
+        if link is not None:
+            self.permit.watch(lambda: link.resume() if self.permit.is_granted else link.pause())
 
     async def lease(self, rows: Ranges, following: Ranges) -> None:
         """Have the blocks of these rows fetched for the trainer, and then the blocks of the rows that it reads next."""
@@ -217,35 +207,6 @@ class OwnTrainer:
         if self._initial is None:
             return None
         return await self._initial.until_here(partial(self.activity.show, Phase.COMPUTING, WhyIdle.FETCHING_REFERENCE))
-
-    async def rested(self) -> None:
-        """Wait until there is no reason to rest."""
-        await self._pause.wait()
-
-    def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason, until `go_on`.  detail: a sentence that names the end of the rest."""
-        self._rests[why] = detail
-        if not self._pause.on:
-            self._pause.begin()
-            if self.link is not None:
-                self.link.pause()
-        self._show_rest()
-
-    def go_on(self, why: WhyIdle) -> None:
-        """Remove this reason to rest; continue where `rest` stopped, unless another reason remains."""
-        if self._rests.pop(why, None) is None:
-            return
-        if self._rests:
-            self._show_rest()
-            return
-        self._pause.end()
-        if self.link is not None:
-            self.link.resume()
-        self.activity.resume()
-
-    def _show_rest(self) -> None:
-        why = WhyIdle.PAUSED if WhyIdle.PAUSED in self._rests else next(iter(self._rests))
-        self.activity.show(Phase.PAUSED, why, self._rests[why][:200])
 
 
 class Amendments:
@@ -328,7 +289,7 @@ class Contributor:
     @property
     def computes(self) -> bool:
         """True while other peers can expect a contribution from us."""
-        return self._own.computes
+        return self._trainer is not None and self._own.permit.is_granted
 
     def amendment(self) -> bytes | None:
         """Return the signed amendment for our plans."""
@@ -363,7 +324,7 @@ class Contributor:
                 return self._sound(contribution, base)
         await self.drop_ahead()
         while base.round != self._unlike_in:
-            await self._own.rested()
+            await self._own.permit.granted()
             try:
                 return self._sound(await self._train(self._trainer, base, work, ahead()), base)
             except TrainerGaveUp as end:
@@ -419,7 +380,7 @@ class Contributor:
     async def _run_ahead(self, task: ComputeTask, ahead: _NextRound) -> None:
         try:
             with ahead.scope:
-                await self._own.rested()
+                await self._own.permit.granted()
                 stretches = await self._own.choose(lambda place: task.rows if not place else (), task.steps, waits=False)
                 if not stretches:
                     return  # the round begins without training ahead, and reads other rows

@@ -21,8 +21,8 @@ from protocol.chain.progress import data_total, rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.corpora.fetcher import BlockOrigin
 from protocol.corpora.store import RunCorpora
-from protocol.events.status import NodeStatus, SwarmPeer, WhyIdle
-from protocol.membership.activity import Activity
+from protocol.events.status import NodeStatus, SwarmPeer
+from protocol.membership.activity import Activity, WorkPermit
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
@@ -62,8 +62,8 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, TASK_CHUNK_BYTES
 class Node:
     """A peer of a run; call `run`.  The session's network delivers messages to `router`.
 
-    files: the run's files.  tasks: the crowd's sets of tasks;
-    None in a run without rollouts.  line_probe: measures the lines.
+    files: the run's files.  tasks: the crowd's sets of tasks; None in a run without rollouts.
+    line_probe: measures the lines.  permit: suspend it to compute nothing, but follow the swarm.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Node:
         trainer: TrainerLink | None,
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
+        permit: WorkPermit | None = None,
     ) -> None:
         decoding, offload = charged(one_at_a_time(offload)), charged(offload)
         self._counting = counting = RolloutCounter(session.me, RateLimitedEmitter(session.emit))
@@ -83,7 +84,8 @@ class Node:
         self._trainer = trainer if settings.role is Role.TRAINER else None
         self._process = trainer if settings.role is not Role.SEED else None
         self._membership = membership = Membership(session.me, trio.current_time(), self._history)
-        self._activity = activity = Activity(session.emit)
+        self._activity = activity = Activity(session.emit, permit)
+        self.permit = activity.permit
         self._round = CurrentRound(EarlyReadyBuffer(self._history, replica.rounds.max_members))
         data = replica.manifest.data
         self._pace = Pace(data.sequences_per_step * data.row_tokens, self._generating)
@@ -118,12 +120,13 @@ class Node:
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._initial = initial = self._make_initial_weights(supplies)
-        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
+        own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
         amendments = Amendments(self.extensions, self._rollouts)
-        self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
+        self._contributor = Contributor(session, replica, settings, offload, own_trainer, amendments, self._rollouts)
         self.router = self._make_router(decoding)
         self._departure = Departure(session, settings, self._history, membership, activity, self._census)
         self._life = self._make_life(supplies)
+        self.permit.watch(self._choose_whether_to_serve)
         self.goodbye_heard_by: int | None = None
         """Number of peers that confirmed our goodbye; None before we have said it."""
 
@@ -232,16 +235,6 @@ class Node:
         self._life.finish(self._round_left_s(self._round.work) or 0.0)
         return self._departure.left_s or 0.0
 
-    def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason until `go_on`, but follow the swarm.  detail: a sentence about the rest's end."""
-        self._own_trainer.rest(why, detail)
-        self._choose_whether_to_serve()
-
-    def go_on(self, why: WhyIdle) -> None:
-        """Remove this reason to rest."""
-        self._own_trainer.go_on(why)
-        self._choose_whether_to_serve()
-
     def note_load(self, busy: str) -> None:
         """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is not."""
         self._activity.note_load(busy)
@@ -252,14 +245,7 @@ class Node:
         self._choose_whether_to_serve()
 
     def _choose_whether_to_serve(self) -> None:
-        if self._rollouts is not None:
-            self._rollouts.rest(self._own_trainer.rests)
-        self._swarm.serve(self._settings.serve_while_paused or not self._own_trainer.rests)
-
-    @property
-    def rests(self) -> bool:
-        """True while there is a reason to compute nothing."""
-        return self._own_trainer.rests
+        self._swarm.serve(self._settings.serve_while_paused or self.permit.is_granted)
 
     @property
     def rounds(self) -> int:

@@ -246,41 +246,41 @@ async def test_numbers_of_failed_training_are_not_contributed(table: Table, loss
 
 
 async def test_nothing_is_computed_while_paused(table: Table) -> None:
-    table.own.rest(WhyIdle.PAUSED, "paused")
+    table.own.permit.suspend(WhyIdle.PAUSED, "paused")
     assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
     async with trio.open_nursery() as nursery:
         nursery.start_soon(table.contributor.compute, FAR, table.work)
         await trio.sleep(1000)
         assert table.trainer.tasks == []
-        table.own.go_on(WhyIdle.PAUSED)
+        table.own.permit.restore(WhyIdle.PAUSED)
     assert len(table.trainer.tasks) == 1 and table.contributor.computes
     assert table.trainer.told == ["pause", "resume"]
 
 
 async def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(table: Table) -> None:
-    table.own.rest(WhyIdle.PAUSED, "paused")
+    table.own.permit.suspend(WhyIdle.PAUSED, "paused")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(table.contributor.compute, FAR, table.work)
         await trio.sleep(1)
-        table.own.go_on(WhyIdle.PAUSED)
-        table.own.rest(WhyIdle.TOO_HOT, "hot")
+        table.own.permit.restore(WhyIdle.PAUSED)
+        table.own.permit.suspend(WhyIdle.TOO_HOT, "hot")
         await trio.sleep(1000)
         assert table.trainer.tasks == []
-        table.own.go_on(WhyIdle.TOO_HOT)
+        table.own.permit.restore(WhyIdle.TOO_HOT)
     assert len(table.trainer.tasks) == 1
 
 
 async def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(table: Table) -> None:
     contributor, activity = table.contributor, table.activity
     activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
-    table.own.rest(WhyIdle.TOO_HOT, "90 degrees")
-    table.own.rest(WhyIdle.PAUSED, "paused by you")
-    table.own.rest(WhyIdle.TOO_HOT, "91 degrees")
+    table.own.permit.suspend(WhyIdle.TOO_HOT, "90 degrees")
+    table.own.permit.suspend(WhyIdle.PAUSED, "paused by you")
+    table.own.permit.suspend(WhyIdle.TOO_HOT, "91 degrees")
     assert (activity.why, activity.detail) == (WhyIdle.PAUSED, "paused by you"), "the person's own goes before others"
-    table.own.go_on(WhyIdle.ON_BATTERY)
-    table.own.go_on(WhyIdle.PAUSED)
+    table.own.permit.restore(WhyIdle.ON_BATTERY)
+    table.own.permit.restore(WhyIdle.PAUSED)
     assert (activity.why, activity.detail) == (WhyIdle.TOO_HOT, "91 degrees") and not contributor.computes
-    table.own.go_on(WhyIdle.TOO_HOT)
+    table.own.permit.restore(WhyIdle.TOO_HOT)
     assert contributor.computes and activity.phase is Phase.COMPUTING
     assert table.trainer.told == ["pause", "resume"]
 
@@ -331,12 +331,12 @@ async def test_nothing_is_trained_ahead_while_paused(table: Table) -> None:
     (first, second), contributor = streamed(table), table.contributor
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
-        table.own.rest(WhyIdle.PAUSED, "paused")
+        table.own.permit.suspend(WhyIdle.PAUSED, "paused")
         contributor.train_ahead(first, table.work, nursery)
         nursery.start_soon(contributor.compute, second, contributor.work_on(second))
         await trio.sleep(1000)
         assert [task.round for task in table.trainer.tasks] == [0]
-        table.own.go_on(WhyIdle.PAUSED)
+        table.own.permit.restore(WhyIdle.PAUSED)
     assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
 
 
