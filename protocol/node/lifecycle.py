@@ -21,8 +21,8 @@ from protocol.membership.liveness import BEAT_S, Membership, beat_interval_s
 from protocol.node.commands import Extensions
 from protocol.node.copies import CopyCensus
 from protocol.node.evaluator import Evaluator
-from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, RoundRunner, StateDisagreement
-from protocol.node.rounds import CurrentRound, Rounds
+from protocol.node.round_parts import PendingDeliveries
+from protocol.node.rounds import Behind, CurrentRound, Outcome, RoundRunner, Rounds, StateDisagreement
 from protocol.node.router import MessageRouter
 from protocol.node.state import StateKeeper
 from protocol.rollouts.rollouts import Rollouts

@@ -34,8 +34,8 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.exchanges import AuditedResults, ResultSources
 from protocol.node.initial_weights import INITIAL, InitialWeights
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
-from protocol.node.round_runner import RoundPeers, VoteLog
-from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
+from protocol.node.round_parts import EarlyReadyBuffer, RoundPeers, VoteLog
+from protocol.node.rounds import CurrentRound, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.state import StateKeeper, shown_while_it_starts
 from protocol.offload import Offload, charged, one_at_a_time

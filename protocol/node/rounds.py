@@ -2,31 +2,329 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
 
 import trio
 
-from protocol.agreement.machine import RELAYED
-from protocol.allreduce.lateness import Patience
+from protocol.agreement.events import (
+    AmendmentHeld,
+    Arrived,
+    AuditFailed,
+    AverageDisproved,
+    BeginExchange,
+    Committed,
+    ExchangeMoved,
+    FinishCompute,
+    Forward,
+    ObtainResult,
+    Persist,
+    PlanUnknown,
+    Reject,
+    Repair,
+    RoundEffect,
+    RoundEvent,
+    Send,
+    StateHashed,
+    Tick,
+    View,
+)
+from protocol.agreement.machine import RELAYED, RoundMachine
+from protocol.allreduce.lateness import Patience, fair_time
 from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
+from protocol.audit.auditor import Unaccountable
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import ProvenLie, TwoStatements, slot
+from protocol.audit.evidence import ProvenLie, TwoStatements
+from protocol.chain.base import Base
 from protocol.chain.replica import Replica
-from protocol.disk import let_go
+from protocol.disk import StoreFailed, let_go
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
 from protocol.node.contributor import Contributor, Work
-from protocol.node.exchanges import AuditedResults, Exchanges
-from protocol.node.round_runner import Outcome, PendingDeliveries, RoundPeers, RoundRunner, RoundStart, VoteLog
+from protocol.node.exchanges import AuditedResults, Exchanges, RunningExchange
+from protocol.node.round_parts import (
+    Delivery,
+    EarlyReadyBuffer,
+    Inbox,
+    PendingDeliveries,
+    RoundPeers,
+    RoundReport,
+    Surroundings,
+    VoteLog,
+)
+from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Guard, Statement, answers, hears, is_told, landed, lands
-from protocol.transport.interface import Acceptance, Landing, Members, Offence, Refused
+from protocol.transport.interface import Acceptance, Landing, Offence, Refused
 from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Ready
+from protocol.wire.messages import Commit, Plan, Ready, VoterState
 from protocol.wire.questions import PartReply, PartRequest
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The outcome of a round that the swarm has left without us: we must catch up."""
+
+
+@dataclass(frozen=True)
+class StateDisagreement:
+    """The outcome of a round if our state differs from the swarm's state.  digest: the digest of the swarm's state."""
+
+    digest: Hash
+
+
+Outcome = Commit | Behind | StateDisagreement
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """Conditions under which a round begins.
+
+    kept: the votes that bind us at this tip.  abstains: True if we do not vote, because earlier votes may be lost, or bind
+    us to another record.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: True
+    if the state was just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that
+    outlive the round.
+    """
+
+    base: Base
+    kept: VoterState | None
+    abstains: bool
+    votes: VoteLog
+    patience: Patience
+    state_verified: bool
+    deliveries: PendingDeliveries
+
+
+class RoundRunner:
+    """Runner of one round."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        replica: Replica,
+        peers: RoundPeers,
+        results: AuditedResults,
+        contributor: Contributor,
+        start: RoundStart,
+    ) -> None:
+        self.session, self.base, self._guard = peers.session, start.base, guard
+        self._replica, self._results, self._contributor = replica, results, contributor
+        self._votes, self._patience, self._state_verified = start.votes, start.patience, start.state_verified
+        self._deliveries = start.deliveries
+        me, now = self.session.me, trio.current_time()
+        self.machine = RoundMachine(me, replica.rounds, self.base, now, start.kept, start.patience, abstains=start.abstains)
+        self.work, self.inbox = contributor.work_on(self.base), Inbox(self.session)
+        ahead_s = contributor.ahead_s(self.work)
+        self.machine.note_training(ahead_s)
+        self.exchanges = results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
+        self._obtainer = results.obtainer(self.work, self.exchanges)
+        self._surroundings = Surroundings(me, peers.membership, self.base)
+        self._delivery = Delivery(self.session, peers.membership, self.inbox, start.deliveries)
+        self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=start.abstains)
+        self._over = trio.Event()
+        self._outcome: Outcome | None = None
+        self._begun, self._computed_s = now - ahead_s, 0.0
+        """Time when the training for this round began, without waits before the round; and seconds until its exchange."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Run until the round is committed or we cannot commit it; return the outcome.  Raises `StoreFull`."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._drive, nursery)
+                nursery.start_soon(self._tick)
+                nursery.start_soon(self._contribute)
+                await self._over.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._remember_stalls()
+            self.exchanges.discard()
+        assert self._outcome is not None
+        return self._outcome
+
+    def end(self, outcome: Outcome) -> None:
+        """Stop with this outcome; only the first outcome counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._over.set()
+
+    @property
+    def deciding(self) -> bool:
+        """True while we commit a certified record; catching up must wait until then."""
+        return self.machine.decided is not None
+
+    def part(self, peer: PeerId, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """Return (tree proof, bytes) of a chunk of our contribution for an auditor; None if `peer` must not have it.
+
+        Nobody gets it before we have taken up a plan with it, and then only members and voters do.  A peer that read
+        contributions before it committed to its own could send a copy, or choose one that suits it.
+        """
+        may_read = self.exchanges.any and (peer in self.base.electors or self.exchanges.names(peer))
+        return self.work.part(root, chunk) if may_read else None
+
+    def hand_over(self, nursery: trio.Nursery) -> None:
+        """Start to deliver, in this nursery, the statements that would be lost when we leave."""
+        for effect in self.machine.farewell():
+            if isinstance(effect, Send):
+                self._delivery.send(effect, nursery)
+            else:
+                self._delivery.forward(effect, nursery)
+
+    def on_verdict(self, verdict: ProvenLie) -> None:
+        """Act on the proof that a peer has lied."""
+        self.exchanges.peer_dead(verdict.peer)
+        for chunk, hash in verdict.false_chunks:
+            self.inbox.tell(AverageDisproved(verdict.peer, chunk, hash))
+
+    # -- the machine --------------------------------------------------------------------------------------------------
+
+    async def _drive(self, nursery: trio.Nursery) -> None:
+        async with aclosing(self.inbox):
+            while True:
+                for effect in self._handle_safely(await self.inbox.next()):
+                    await self._perform(effect, nursery)
+
+    def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
+        """Handle an event.  If the machine raises, drop a statement, or restart the round for an event of our own."""
+        if isinstance(event, Arrived):
+            with self._guard.watch(event.sender, type(event.body).KIND):
+                return self._handle(event)
+            return []
+        with self._guard.watch(self.session.me, type(event).__name__):
+            return self._handle(event)
+        self.end(Behind())
+        return []
+
+    def _handle(self, event: RoundEvent) -> list[RoundEffect]:
+        view, now = self._view(), trio.current_time()
+        for noted, at in self.inbox.take_notes():
+            self.machine.handle(noted, view, at)
+        return self.machine.handle(event, view, now)
+
+    def _view(self) -> View:
+        """Return the present view of all peers."""
+        return self._surroundings.look_around(self.session.network.bandwidth().least, self._contributor.computes)
+
+    async def _tick(self) -> None:
+        while True:
+            for peer in self.exchanges.refusing():
+                self.inbox.tell(PlanUnknown(peer))
+            self.inbox.note(AmendmentHeld(self._contributor.amendment()))
+            self.inbox.tell(Tick())
+            self._show_waiting()
+            await trio.sleep(TICK_S)
+
+    def _show_waiting(self) -> None:
+        newest = self.exchanges.newest
+        if newest is not None:
+            self._report.exchange_waits(newest.exchange)
+        elif self.work.ready is not None:
+            self._report.waiting(self.machine, self._view(), self._replica.rounds.min_members)
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    async def _perform(self, effect: RoundEffect, nursery: trio.Nursery) -> None:
+        if isinstance(effect, Persist):
+            await self._votes.save(effect.kept)
+        elif isinstance(effect, Send):
+            self._report.sent(effect.body)
+            self._delivery.send(effect, nursery)
+        elif isinstance(effect, Forward):
+            self._delivery.forward(effect, nursery)
+        elif isinstance(effect, BeginExchange):
+            await self._begin_exchange(effect.plan, nursery)
+        elif isinstance(effect, FinishCompute):
+            self._contributor.finish(self.base)
+        elif isinstance(effect, ObtainResult):
+            nursery.start_soon(self._obtain, effect)
+        elif isinstance(effect, Committed):
+            self.end(effect.commit)
+        elif isinstance(effect, Reject):
+            self._report.rejected(effect)
+        elif isinstance(effect, Repair) and not self._state_verified:
+            self.end(StateDisagreement(effect.digest))
+
+    async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
+        self._computed_s = self._computed_s or trio.current_time() - self._begun
+        members = [PeerId(member.peer) for member in plan.members]
+        stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
+        limits = self._patience.limits(self.session.me, members, self.base, stall_s, fair_s)
+        running = await self.exchanges.begin(plan, self.work, limits)
+        if running is not None:
+            view = self._view()
+            for peer in members:
+                if peer in view and view[peer].left:
+                    running.exchange.peer_dead(peer)
+                elif peer in view and not view[peer].live:
+                    running.exchange.peer_suspected(peer)
+            self._report.exchanging(plan)
+            nursery.start_soon(self._exchange, running, nursery)
+
+    def _fair(self, members: Collection[PeerId]) -> float:
+        """Return the time that an exchange of these members may wait for one member (s)."""
+        return fair_time(self._computed_s, len(members))
+
+    def _remember_stalls(self) -> None:
+        """Remember the members that stalled: our exchange waited for them, or another member averaged a chunk for them."""
+        if not isinstance(self._outcome, Commit):
+            return
+        members = {PeerId(member.peer) for member in self._outcome.record.members}
+        observed = self.exchanges.observed()
+        observed = replace(observed, stalled={*observed.stalled, *self.machine.followed_owners()})
+        self._patience.judge_exchange(
+            self.session.me, members, self.base, observed, self._replica.rounds.stall_s, self._fair(members)
+        )
+        self._patience.judge_missed(self.machine.missed(), self.base)
+
+    async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
+        nursery.start_soon(running.exchange.run)
+        self.inbox.tell(await running.outcome())
+
+    async def _obtain(self, effect: ObtainResult) -> None:
+        with self._guard.watch(effect.proposer, "record", passing=(StoreFailed,)):
+            await self._obtain_or_refuse(effect)
+            return
+        self.inbox.tell(AuditFailed(effect.record.result_root))
+
+    async def _obtain_or_refuse(self, effect: ObtainResult) -> None:
+        for lie in await self._obtainer.contradictions(effect):
+            await self._results.convict(lie)
+        try:
+            obtained = await self._obtainer.obtain(effect)
+        except Unaccountable as problem:
+            if problem.evidence is not None:
+                await self._results.convict(problem.evidence)
+            self.inbox.tell(AuditFailed(effect.record.result_root))
+            self._report.unaccountable(effect.record.round, problem)
+        else:
+            if obtained is not None:
+                self.inbox.tell(obtained)
+
+    # -- contribution -------------------------------------------------------------------------------------------------
+
+    async def _contribute(self) -> None:
+        state = await self._contributor.name_state()
+        self.inbox.note(StateHashed(state))
+        contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
+        if contribution is not None:
+            await self._say_ready(contribution, state)
+
+    async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
+        ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
+        self._contributor.train_ahead(self.base, self.work, self._deliveries.nursery)
+        self._report.ready(ready, contribution, self._replica.manifest.fragments)
+        self.inbox.receive(self.session.me, ready, envelope)
+        await self.session.network.publish(envelope.raw)
+        self._show_waiting()
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The running round, for the components of a peer that outlive rounds, and the handlers of messages about rounds.
@@ -109,83 +407,6 @@ class CurrentRound:
         """Tell the round that a peer is proven to have lied."""
         if self._runner is not None:
             self._runner.on_verdict(verdict)
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# The newest READY of each peer, received by gossip: other peers may be READY in a round before it begins here.
-#
-# A READY is forgotten when its round is over.  Members have places of their own.  All strangers, in any number, share two
-# places for each member that a round may have.  A live stranger takes the place of a stranger that is not alive.
-
-
-MAX_OF_MEMBERS = 2048
-STRANGERS_PER_MEMBER = 2
-
-
-@dataclass(frozen=True)
-class _Heard:
-    ready: Ready
-    envelope: Envelope
-    was_live: bool
-
-
-class EarlyReadyBuffer:
-    """Buffer of READYs between rounds, which detects two different READYs for one slot.
-
-    members: distinguishes members from strangers.  round_members: the largest number of members in a round.
-    """
-
-    def __init__(self, members: Members, round_members: int) -> None:
-        self._members, self._strangers_room = members, STRANGERS_PER_MEMBER * round_members
-        self._round = 0
-        self._of_members: dict[PeerId, _Heard] = {}
-        self._of_strangers: dict[PeerId, _Heard] = {}
-
-    def __len__(self) -> int:
-        return len(self._of_members) + len(self._of_strangers)
-
-    def add(self, sender: PeerId, ready: Ready, envelope: Envelope, *, is_live: bool) -> bool | TwoStatements:
-        """Keep a READY; return True if it is new, or proof that its sender made two statements for one slot.
-
-        is_live: True if the sender counts as alive for us.
-        """
-        if ready.round < self._round:
-            return False
-        known = self._of_members.get(sender) or self._of_strangers.get(sender)
-        if known is not None and known.envelope.raw == envelope.raw:
-            return False
-        if known is not None and (ready.incarnation, ready.serial) <= (known.ready.incarnation, known.ready.serial):
-            contradicts = slot(ready) == slot(known.ready) and ready != known.ready
-            return TwoStatements(first=known.envelope.raw, second=envelope.raw) if contradicts else False
-        return self._keep(sender, _Heard(ready, envelope, is_live))
-
-    def _keep(self, sender: PeerId, heard: _Heard) -> bool:
-        """Keep a READY if a place is free; return True if it was kept."""
-        if self._members.has_member(sender):
-            self._of_strangers.pop(sender, None)
-            if sender not in self._of_members and len(self._of_members) >= MAX_OF_MEMBERS:
-                return False
-            self._of_members[sender] = heard
-            return True
-        self._of_members.pop(sender, None)
-        if sender not in self._of_strangers and len(self._of_strangers) >= self._strangers_room:
-            dead = next((peer for peer, other in self._of_strangers.items() if not other.was_live), None)
-            if dead is None or not heard.was_live:
-                return False
-            del self._of_strangers[dead]
-        self._of_strangers[sender] = heard
-        return True
-
-    def begin(self, round: int, tip: Hash) -> list[tuple[PeerId, Ready, Envelope]]:
-        """Return the READYs for the round that begins here on `tip`, and forget the READYs of earlier rounds.
-
-        Strangers' READYs are kept only for this round: each heartbeat of a ready peer repeats its READY.
-        """
-        self._round = round
-        self._of_members = {peer: heard for peer, heard in self._of_members.items() if heard.ready.round >= round}
-        self._of_strangers = {peer: heard for peer, heard in self._of_strangers.items() if heard.ready.base == tip}
-        found = (*self._of_members.items(), *self._of_strangers.items())
-        return [(peer, heard.ready, heard.envelope) for peer, heard in found if heard.ready.base == tip]
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import trio
 from protocol.agreement.events import RoundEffect, Send
 from protocol.allreduce.runner import ExchangeRunner, Sender
 from protocol.chain.history import History
-from protocol.node.round_runner import RoundRunner
+from protocol.node.rounds import RoundRunner
 from protocol.node.state import StateKeeper
 from protocol.run.manifest import RoundSection, SignedManifest
 from protocol.sync.catch_up import CatchUp

@@ -30,7 +30,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.results import ResultName
 from protocol.chain.store import VoteFiles
 from protocol.node.contributor import Contributor
-from protocol.node.round_runner import RoundRunner
+from protocol.node.rounds import RoundRunner
 from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash

@@ -18,7 +18,8 @@ from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
-from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers
+from protocol.node.round_parts import EarlyReadyBuffer
+from protocol.node.rounds import CurrentRound, RoundHandlers
 from protocol.node.router import MessageRouter
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings

@@ -16,7 +16,8 @@ from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.node.lifecycle import HAND_OVER_S, Departure, Life, StartupBarrier
-from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, StateDisagreement
+from protocol.node.round_parts import PendingDeliveries
+from protocol.node.rounds import Behind, Outcome, StateDisagreement
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import Guard

@@ -14,7 +14,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
 from protocol.node.lifecycle import TICK_S, LivenessTicker
-from protocol.node.round_runner import Behind
+from protocol.node.rounds import Behind
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
