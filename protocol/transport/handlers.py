@@ -192,6 +192,10 @@ Arguments = TypeVarTuple("Arguments")
 log = logging.getLogger(__name__)
 
 
+class Fault(Exception):
+    """A handler raised an error, which the guard has counted and reported."""
+
+
 class Guard:
     """The guard around the handlers of one node, and the tasks that they start.
 
@@ -223,6 +227,10 @@ class Guard:
         """
         return HandlerScope(self, sender, what, (Refused, *passing))
 
+    def report(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> HandlerScope:
+        """Return a context like `watch`, which raises `Fault` for the errors that it catches."""
+        return HandlerScope(self, sender, what, (Refused, *passing), raises=True)
+
     def failed(self, sender: PeerId, what: str, error: Exception) -> None:
         """Count a failure, log and emit it, and disconnect the sender unless our own computer failed."""
         self.failures += 1
@@ -234,12 +242,13 @@ class Guard:
 
 @dataclass(frozen=True)
 class HandlerScope:
-    """One statement being handled."""
+    """One statement being handled.  raises: True to raise `Fault` for a caught error."""
 
     guard: Guard
     sender: PeerId
     what: str
     passing: tuple[type[Exception], ...]
+    raises: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -253,11 +262,13 @@ class HandlerScope:
             through = error.split(lambda each: self._is_caught(each))[1]
             if through is not None:
                 raise through
-            return True
-        if error is None or not self._is_caught(error):
+        elif error is None or not self._is_caught(error):
             return False
-        assert isinstance(error, Exception)
-        self.guard.failed(self.sender, self.what, error)
+        else:
+            assert isinstance(error, Exception)
+            self.guard.failed(self.sender, self.what, error)
+        if self.raises:
+            raise Fault from error
         return True
 
     def _is_caught(self, error: BaseException) -> bool:
