@@ -18,8 +18,7 @@ from protocol.allreduce.buffers import OwnParts
 from protocol.allreduce.lateness import ExchangeLimits, Observed
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Auditor
-from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Evidence, TwoStatements
+from protocol.audit.evidence import TwoStatements
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile, ResultName
 from protocol.disk import in_turn
@@ -333,19 +332,13 @@ def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
 
 
 class AuditedResults:
-    """Results of records at one node: made by exchanges, fetched, and audited.  Peers proven to have lied are ejected."""
+    """Results of records at one node: made by exchanges, fetched, and audited."""
 
     def __init__(
-        self,
-        session: Session,
-        replica: Replica,
-        offload: Offload,
-        membership: Membership,
-        sources: ResultSources,
-        ejections: Ejections,
+        self, session: Session, replica: Replica, offload: Offload, membership: Membership, sources: ResultSources
     ) -> None:
         self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
-        self._sources, self._ejections = sources, ejections
+        self._sources = sources
 
     def exchanges(self, on_progress: Callable[[], None]) -> Exchanges:
         """Return the exchanges of a round that begins."""
@@ -355,7 +348,3 @@ class AuditedResults:
         """Return the obtainer of results for a round that begins."""
         auditor = Auditor(self._session, self._replica, self._offload, self._membership, work)
         return ResultObtainer(self._replica, self._offload, self._sources, auditor, exchanges)
-
-    async def convict(self, evidence: Evidence) -> None:
-        """Eject the peer that is proven to have lied."""
-        await self._ejections.convict(evidence)

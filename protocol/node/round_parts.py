@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -24,6 +23,7 @@ from protocol.agreement.events import (
 from protocol.agreement.machine import RoundMachine
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Unaccountable
+from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements, slot
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
@@ -32,15 +32,30 @@ from protocol.chain.store import read_voter_state
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
+from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Liveness, Membership, Neighbour
 from protocol.offload import Offload
 from protocol.trainer_link import Contribution
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Members, NetworkError, Session, Unreachable
 from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Plan, Proposal, Ready, Step, Vote, VoterState
 from protocol.wire.presence import Heartbeat, Phase, Role
+
+
+@dataclass(frozen=True)
+class RoundPeers:
+    """Access of a node's rounds to the other peers, and the activity that is shown to them."""
+
+    session: Session
+    guard: Guard
+    handshake: Handshake
+    membership: Membership
+    ejections: Ejections
+    activity: Activity
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The queue of a round's machine: statements of peers, limited in bytes, and events of our own.
@@ -204,20 +219,47 @@ TIMEOUT_S = 10.0
 RETRY_S = 0.5
 
 
-class PendingDeliveries:
-    """Deliveries under way at one node.  nursery: a nursery that outlives the rounds."""
+class Deliveries:
+    """Deliveries of one node's statements in its rounds, some of which outlive the round that starts them."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.nursery = nursery
-        self._under_way = 0
-        self._idle = trio.Event()
+    def __init__(self, peers: RoundPeers) -> None:
+        self._peers, self._under_way, self._idle = peers, 0, trio.Event()
 
-    @contextmanager
-    def delivery(self) -> Iterator[None]:
-        """Count a delivery to a peer as under way inside the context."""
+    def send(self, effect: Send | Forward, inbox: Inbox, nursery: trio.Nursery | None) -> None:
+        """Begin to deliver another peer's statement, or ours, which is signed here.
+
+        inbox: receives the statements that we address to ourselves.  nursery: the nursery of the round; None for a delivery
+        that outlives the round, as our commits do: a commit ends our round before the other peers have received it.
+        """
+        session, guard = self._peers.session, self._peers.guard
+        start = guard.start if nursery is None else nursery.start_soon
+        if isinstance(effect, Forward):
+            start(self._deliver, effect.to, effect.what, effect.raw)
+            return
+        if isinstance(effect.body, Commit):
+            start = guard.start
+        envelope = session.seal(effect.body)
+        for peer in effect.to:
+            if peer == session.me:
+                inbox.receive(peer, effect.body, envelope)
+            else:
+                start(self._deliver, peer, envelope.kind, envelope.raw)
+
+    async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
+        """Deliver a statement with best effort; the machine sends important statements again."""
+        session = self._peers.session
         self._under_way += 1
         try:
-            yield
+            for attempt in range(2):
+                try:
+                    await session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
+                    return
+                except Unreachable:
+                    await trio.sleep(RETRY_S * (attempt + 1))
+                except NetworkError as error:
+                    name = self._peers.membership.name(peer)
+                    session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
+                    return
         finally:
             self._under_way -= 1
             if not self._under_way:
@@ -229,45 +271,6 @@ class PendingDeliveries:
             if self._idle.is_set():
                 self._idle = trio.Event()
             await self._idle.wait()
-
-
-class Delivery:
-    """Delivery of statements in one round.
-
-    inbox: receives the statements that we address to ourselves.  deliveries: delivers our commits, because a commit ends our
-    round before the other peers have received it.
-    """
-
-    def __init__(self, session: Session, membership: Membership, inbox: Inbox, deliveries: PendingDeliveries) -> None:
-        self._session, self._membership, self._inbox, self._deliveries = session, membership, inbox, deliveries
-
-    def send(self, effect: Send, nursery: trio.Nursery) -> None:
-        """Sign a statement and begin to deliver it.  nursery: the nursery of the round."""
-        envelope = self._session.seal(effect.body)
-        for peer in effect.to:
-            if peer == self._session.me:
-                self._inbox.receive(peer, effect.body, envelope)
-            else:
-                within = self._deliveries.nursery if isinstance(effect.body, Commit) else nursery
-                within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
-
-    def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
-        """Begin to deliver another peer's statement.  nursery: the nursery of the round."""
-        nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
-
-    async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
-        """Deliver a statement with best effort; the machine sends important statements again."""
-        with self._deliveries.delivery():
-            for attempt in range(2):
-                try:
-                    await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
-                    return
-                except Unreachable:
-                    await trio.sleep(RETRY_S * (attempt + 1))
-                except NetworkError as error:
-                    name = self._membership.name(peer)
-                    self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
-                    return
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -380,7 +383,7 @@ class Surroundings:
     """
 
     def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
-        self._me, self._membership, self._base = me, membership, base
+        self.me, self.membership, self._base = me, membership, base
         self._live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
 
     def look_around(self, bytes_per_s: float, computing: bool) -> View:
@@ -389,28 +392,29 @@ class Surroundings:
         bytes_per_s: capacity of our own line.  computing: whether we train.
         """
         now = trio.current_time()
-        self._membership.notice(now)
-        if len(self._live) > 2 * len(self._membership):
+        self.membership.notice(now)
+        if len(self._live) > 2 * len(self.membership):
             self._live.clear()  # most of these peers are forgotten
-        return _PresentView(self._view_of, self._peers, PeerView(True, computing, False, 0.0, bytes_per_s), self._me, now)
+        return _PresentView(self, PeerView(True, computing, False, 0.0, bytes_per_s), now)
 
-    def _peers(self) -> Iterator[PeerId]:
+    def peers(self) -> Iterator[PeerId]:
         """Yield all known peers, then the other electors, then ourselves."""
-        membership, electors = self._membership, self._base.electors
+        membership, electors = self.membership, self._base.electors
         for peer, _ in membership:
             yield peer
         for peer in electors:
             if membership.get(peer) is None:
                 yield peer
-        if self._me not in electors:
-            yield self._me
+        if self.me not in electors:
+            yield self.me
 
-    def _view_of(self, peer: PeerId, now: float) -> PeerView | None:
-        known = self._membership.get(peer)
+    def view_of(self, peer: PeerId, now: float) -> PeerView | None:
+        """Return the view of another peer; None if it is neither known nor an elector."""
+        known = self.membership.get(peer)
         if known is None:
             if peer not in self._base.electors:
                 return None
-            return PeerView(False, False, self._membership.has_left(peer), self._membership.silent_s(peer, now))
+            return PeerView(False, False, self.membership.has_left(peer), self.membership.silent_s(peer, now))
         if known.liveness is not Liveness.ALIVE:
             return _not_live(known, now)
         seen = self._live.get(peer)
@@ -421,9 +425,9 @@ class Surroundings:
     def steps_ahead(self) -> int:
         """Return the number of steps that over half of the other electors have done on our tip, by their last heartbeats."""
         now = trio.current_time()
-        self._membership.notice(now)
-        beats = {peer: known.heartbeat for peer, known in self._membership if known.liveness is Liveness.ALIVE}
-        electors = [peer for peer in self._base.electors if peer != self._me]
+        self.membership.notice(now)
+        beats = {peer: known.heartbeat for peer, known in self.membership if known.liveness is Liveness.ALIVE}
+        electors = [peer for peer in self._base.electors if peer != self.me]
         steps = sorted(self._steps(beats[peer]) if peer in beats else 0 for peer in electors)
         return steps[(len(steps) - 1) // 2] if steps else 0
 
@@ -448,27 +452,20 @@ class Surroundings:
 class _PresentView(Mapping[PeerId, PeerView]):
     """View of the peers at one moment, which judges a peer when it is read: most statements concern few peers."""
 
-    def __init__(
-        self,
-        view_of: Callable[[PeerId, float], PeerView | None],
-        peers: Callable[[], Iterator[PeerId]],
-        own: PeerView,
-        me: PeerId,
-        now: float,
-    ) -> None:
-        self._view_of, self._peers, self._own, self._me, self._now = view_of, peers, own, me, now
+    def __init__(self, around: Surroundings, own: PeerView, now: float) -> None:
+        self._around, self._own, self._now = around, own, now
 
     def __getitem__(self, peer: PeerId) -> PeerView:
-        seen = self._own if peer == self._me else self._view_of(peer, self._now)
+        seen = self._own if peer == self._around.me else self._around.view_of(peer, self._now)
         if seen is None:
             raise KeyError(peer)
         return seen
 
     def __iter__(self) -> Iterator[PeerId]:
-        return self._peers()
+        return self._around.peers()
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._peers())
+        return sum(1 for _ in self._around.peers())
 
 
 def _not_live(known: Neighbour, now: float) -> PeerView:
@@ -559,15 +556,3 @@ class VoteLog:
             if not self._abstentions:
                 await self._offload(self._replica.store.votes.forget_lost)
                 self._session.emit(Notice("info", f"this peer votes again from round {rounds} on"))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RoundPeers:
-    """Access of rounds to the other peers: our session, the membership, and the activity that we show to the peers."""
-
-    session: Session
-    membership: Membership
-    activity: Activity

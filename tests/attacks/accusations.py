@@ -151,10 +151,10 @@ def slow_proofs(accusers: int, each: int) -> Conduct:
 async def proofs_of_nothing(stage: Stage) -> None:
     """Against an honest elector: garbage, two equal statements, statements with false signatures, somebody else's lie."""
     victim = stage.honest[0]
-    ready_of = stage.node(victim)._round.work
+    ready_of = stage.node(victim)._rounds.work
     while ready_of is None or ready_of.ready is None:
         await trio.sleep(0.25)
-        ready_of = stage.node(victim)._round.work
+        ready_of = stage.node(victim)._rounds.work
     own: Ready = ready_of.ready
     raw = pack(victim.identity, stage.run, own).raw
     other = own.model_copy(update={"tokens": max(1, own.tokens - 1)})
