@@ -329,22 +329,3 @@ class ResultObtainer:
 def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
     for part, copy in zip(in_turn(held, spans), in_turn(into, spans), strict=True):
         copy[:] = part
-
-
-class AuditedResults:
-    """Results of records at one node: made by exchanges, fetched, and audited."""
-
-    def __init__(
-        self, session: Session, replica: Replica, offload: Offload, membership: Membership, sources: ResultSources
-    ) -> None:
-        self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
-        self._sources = sources
-
-    def exchanges(self, on_progress: Callable[[], None]) -> Exchanges:
-        """Return the exchanges of a round that begins."""
-        return Exchanges(self._session, self._replica, self._offload, on_progress)
-
-    def obtainer(self, work: Work, exchanges: Exchanges) -> ResultObtainer:
-        """Return the obtainer of results for a round that begins."""
-        auditor = Auditor(self._session, self._replica, self._offload, self._membership, work)
-        return ResultObtainer(self._replica, self._offload, self._sources, auditor, exchanges)

@@ -30,7 +30,7 @@ from protocol.node.contributor import Contributor, OwnTrainer, Work
 from protocol.node.copies import CopyCensus
 from protocol.node.corpora import LeasedBlocks
 from protocol.node.evaluator import Evaluator
-from protocol.node.exchanges import AuditedResults, ResultSources
+from protocol.node.exchanges import ResultSources
 from protocol.node.initial_weights import INITIAL, InitialWeights
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
 from protocol.node.round_parts import RoundPeers, VoteLog
@@ -193,8 +193,7 @@ class Node:
         peers = RoundPeers(session, self._guard, self._handshake, membership, self._ejections, self._activity)
         votes = VoteLog(session, replica, offload, membership, is_copy=self._settings.is_copy)
         sources = ResultSources(supplies, membership, self._activity)
-        results = AuditedResults(session, replica, offload, membership, sources)
-        return Rounds(peers, replica, votes, results, self._contributor)
+        return Rounds(peers, replica, offload, votes, sources, self._contributor)
 
     def _make_life(self) -> Life:
         session, replica, settings = self._session, self._replica, self._settings

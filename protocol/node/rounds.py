@@ -38,13 +38,13 @@ from protocol.agreement.events import (
 from protocol.agreement.machine import RELAYED, RoundMachine
 from protocol.allreduce.lateness import Patience, fair_time
 from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
-from protocol.audit.auditor import Unaccountable
+from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.evidence import ProvenLie, TwoStatements
 from protocol.chain.base import Base
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed, let_go
 from protocol.node.contributor import Contributor, Work
-from protocol.node.exchanges import AuditedResults, RunningExchange
+from protocol.node.exchanges import Exchanges, ResultObtainer, ResultSources, RunningExchange
 from protocol.node.round_parts import (
     Deliveries,
     EarlyReadyBuffer,
@@ -54,6 +54,7 @@ from protocol.node.round_parts import (
     Surroundings,
     VoteLog,
 )
+from protocol.offload import Offload
 from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Fault, Statement, answers, hears, is_told, landed, lands
 from protocol.transport.interface import Acceptance, Landing, Offence, Refused
@@ -102,8 +103,9 @@ class RunningRound:
         self.work, self.inbox = self._contributor.work_on(base), Inbox(self.session)
         ahead_s = self._contributor.ahead_s(self.work)
         self.machine.note_training(ahead_s)
-        self.exchanges = rounds.results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
-        self._obtainer = rounds.results.obtainer(self.work, self.exchanges)
+        self.exchanges = Exchanges(self.session, self._replica, rounds.offload, lambda: self.inbox.note(ExchangeMoved()))
+        auditor = Auditor(self.session, self._replica, rounds.offload, peers.membership, self.work)
+        self._obtainer = ResultObtainer(self._replica, rounds.offload, rounds.sources, auditor, self.exchanges)
         self._surroundings = Surroundings(me, peers.membership, base)
         self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=abstains)
         self._over = trio.Event()
@@ -321,9 +323,16 @@ class Rounds:
     """
 
     def __init__(
-        self, peers: RoundPeers, replica: Replica, votes: VoteLog, results: AuditedResults, contributor: Contributor
+        self,
+        peers: RoundPeers,
+        replica: Replica,
+        offload: Offload,
+        votes: VoteLog,
+        sources: ResultSources,
+        contributor: Contributor,
     ) -> None:
-        self.peers, self.replica, self.votes, self.results, self.contributor = peers, replica, votes, results, contributor
+        self.peers, self.replica, self.offload = peers, replica, offload
+        self.votes, self.sources, self.contributor = votes, sources, contributor
         self.patience, self.deliveries = Patience(), Deliveries(peers)
         self.running: RunningRound | None = None
         self._readys = EarlyReadyBuffer(replica.history, replica.rounds.max_members)

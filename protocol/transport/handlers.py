@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -227,9 +227,13 @@ class Guard:
         """
         return HandlerScope(self, sender, what, (Refused, *passing))
 
-    def report(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> HandlerScope:
+    @contextmanager
+    def report(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Return a context like `watch`, which raises `Fault` for the errors that it catches."""
-        return HandlerScope(self, sender, what, (Refused, *passing), raises=True)
+        with self.watch(sender, what, passing=passing):
+            yield
+            return
+        raise Fault
 
     def failed(self, sender: PeerId, what: str, error: Exception) -> None:
         """Count a failure, log and emit it, and disconnect the sender unless our own computer failed."""
@@ -242,13 +246,12 @@ class Guard:
 
 @dataclass(frozen=True)
 class HandlerScope:
-    """One statement being handled.  raises: True to raise `Fault` for a caught error."""
+    """One statement being handled."""
 
     guard: Guard
     sender: PeerId
     what: str
     passing: tuple[type[Exception], ...]
-    raises: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -262,13 +265,11 @@ class HandlerScope:
             through = error.split(lambda each: self._is_caught(each))[1]
             if through is not None:
                 raise through
-        elif error is None or not self._is_caught(error):
+            return True
+        if error is None or not self._is_caught(error):
             return False
-        else:
-            assert isinstance(error, Exception)
-            self.guard.failed(self.sender, self.what, error)
-        if self.raises:
-            raise Fault from error
+        assert isinstance(error, Exception)
+        self.guard.failed(self.sender, self.what, error)
         return True
 
     def _is_caught(self, error: BaseException) -> bool:

@@ -61,7 +61,7 @@ class Stage:
         swarm = Swarm(session, self.membership, ReplicaShelf(replica).find, at_once)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once)
         peers, nothing = RoundPeers(session, guard, handshake, self.membership, self.ejections, activity), cast("Any", None)
-        rounds = Rounds(peers, replica, nothing, nothing, nothing)
+        rounds = Rounds(peers, replica, at_once, nothing, nothing, nothing)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
         self.router.add(
