@@ -131,7 +131,8 @@ class Daemon:
         self._rest: Rest | None = None
         """Reason to stay away or to leave."""
         self._is_away = False
-        self._paused: TimedPause | None = None
+        self.paused: TimedPause | None = None
+        """The user's own pause; `Controls` ends it."""
         self._moved = (0, 0)
         """Bytes sent and received in earlier stays."""
         self.part = Participation(settings, identity, choice, self._room, self._log.emit)
@@ -139,10 +140,10 @@ class Daemon:
     async def run(self) -> int:
         """Run until the peer leaves, is interrupted or cannot go on; return the exit code or raise PeerError."""
         settings = self._settings
-        self._paused = await trio.to_thread.run_sync(kept_pause, settings.data_dir, time.time())
-        controls = Controls(self, self._paused)
-        if self._paused is not None:
-            self._pending_notice = f"still paused {self._paused.end(time.time())}; `peer resume` ends the pause"
+        self.paused = await trio.to_thread.run_sync(kept_pause, settings.data_dir, time.time())
+        controls = Controls(self)
+        if self.paused is not None:
+            self._pending_notice = f"still paused {self.paused.end(time.time())}; `peer resume` ends the pause"
         server = ControlServer(settings.data_dir, self._log, controls.commands(), self.status)
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under `nohup`
         asks_to_leave = (signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
@@ -241,12 +242,12 @@ class Daemon:
     async def pause(self, pause: TimedPause) -> None:
         """Compute nothing until `resume`, also after a restart.  Raises ControlError if the pause cannot be stored."""
         await self._keep(pause)
-        self.part.pause(pause.detail(time.time()))
+        self.part.permit.suspend(WhyIdle.PAUSED, pause.detail(time.time()))
 
     async def resume(self) -> None:
         """Compute again after a pause.  Raises ControlError if the end of the pause cannot be stored."""
         await self._keep(None)
-        self.part.resume()
+        self.part.permit.restore(WhyIdle.PAUSED)
 
     async def _keep(self, pause: TimedPause | None) -> None:
         try:
@@ -255,7 +256,7 @@ class Daemon:
             raise ControlError(
                 f"the pause cannot be kept in {self._settings.data_dir}: {error.strerror or error}"
             ) from error
-        self._paused = pause
+        self.paused = pause
 
     def settings(self) -> dict[str, Any]:
         """Return the settings for `peer config --json`, with the month's traffic."""
@@ -322,7 +323,7 @@ class Daemon:
         else:
             known = replace(known, up_bytes=up + known.up_bytes, down_bytes=down + known.down_bytes)
         reachable, reachability = (AddressVerdict.UNKNOWN.value, {}) if self._is_away else part.reachability()
-        paused = f"paused {self._paused.end(time.time())}" if self._paused is not None else ""
+        paused = f"paused {self.paused.end(time.time())}" if self.paused is not None else ""
         return PeerStatus.around(
             known,
             pid=os.getpid(),
@@ -385,8 +386,8 @@ class Daemon:
     async def _stay_once(self, opened: Callable[[], None]) -> None:
         """Stay in the run until the peer has left for good, or until it must stay away; set the reason as `_rest`."""
         part, begun = self.part, trio.current_time()
-        if self._paused is not None:
-            part.pause(self._paused.detail(time.time()))
+        if self.paused is not None:
+            part.permit.suspend(WhyIdle.PAUSED, self.paused.detail(time.time()))
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._quota.watch, part.line_bytes, partial(self._spent, nursery.cancel_scope))

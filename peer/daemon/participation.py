@@ -62,6 +62,7 @@ from protocol.corpora.manifest import SHARDS
 from protocol.disk import Disk, ScratchFolder, StoreFull, clear_folder
 from protocol.events.events import Event, Notice, PhaseChanged, RoundVoted
 from protocol.events.status import NodeStatus, RunDefinition, WhyIdle
+from protocol.membership.activity import WorkPermit
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
@@ -97,8 +98,8 @@ FOUNDS = (
 class Participation:
     """Participation in one run, in `run`; its events go to `emit`.
 
-    choice: includes the manifest once it is known.  network, contacts, store, node: None until each is open.  leaving: true
-    once `leave` was called.
+    choice: includes the manifest once it is known.  permit: suspend it to compute nothing, also before the node runs.
+    network, contacts, store, node: None until each is open.  leaving: true once `leave` was called.
     """
 
     def __init__(
@@ -119,7 +120,6 @@ class Participation:
         self._trainer_problem: PeerError | None = None
         self._keeper: RestKeeper | None = None
         self._trainer: TrainerProcess | None = None
-        self._paused = ""
         self._own_data: OwnData | None = None
         """Data of this peer's own, in a run on the members' own data."""
         self._division: TrainerDivision | None = None
@@ -133,6 +133,7 @@ class Participation:
         self.scratch_bytes = 0
         """Size of these files, 0 until it is known."""
         self.leaving = False
+        self.permit = WorkPermit()
         self.choice = choice
         self.network: Libp2pNetwork | None = None
         self.contacts: Contacts | None = None
@@ -199,18 +200,6 @@ class Participation:
         if self.node is not None:
             self.node.serve_while_paused(now.serve_while_paused)
 
-    def pause(self, detail: str) -> None:
-        """Compute nothing until `resume`; a node that does not run yet starts paused.  detail: shown in the status."""
-        self._paused = detail
-        if self.node is not None:
-            self.node.rest(WhyIdle.PAUSED, detail)
-
-    def resume(self) -> None:
-        """Compute again after a pause."""
-        self._paused = ""
-        if self.node is not None:
-            self.node.go_on(WhyIdle.PAUSED)
-
     def line_bytes(self) -> int:
         """Return the bytes carried for this peer, both ways, since its network was opened."""
         return self.network.line_bytes() if self.network is not None else 0
@@ -239,7 +228,7 @@ class Participation:
     @property
     def is_working(self) -> bool:
         """True while it may compute: it has a trainer, and no reason to rest."""
-        return self._trainer is not None and self.node is not None and not self.node.rests
+        return self._trainer is not None and self.node is not None and self.permit.is_granted
 
     @property
     def next_rest(self) -> str:
@@ -418,19 +407,17 @@ class Participation:
         if damage := await trio.to_thread.run_sync(replica.history.damage):
             self._emit(Notice("warning", damage))
         compare_with_anchor(self.choice.anchor, replica.history, signed.run)
-        node = Node(session, replica, trainer, self._node_settings(is_copy))
+        node = Node(session, replica, trainer, self._node_settings(is_copy), permit=self.permit)
         self.node = node
         if trainer is not None:
             trainer.report_load(node.note_load)
             nursery.start_soon(self._keep_trainer, trainer, node)
             nursery.start_soon(keep_own_pace, settings.data_dir, node.status, signed.manifest)
             sensors = Sensors(asks_for_people=lambda: settings.live.now.unused_for is not None)
-            self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(sensors.read), node)
+            self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(sensors.read), self.permit)
             nursery.start_soon(self._keeper.run)
         if self._own_data is not None:
-            node.rest(WhyIdle.PREPARING_DATA, self._own_data.progress)
-        if self._paused:
-            self.pause(self._paused)
+            self.permit.suspend(WhyIdle.PREPARING_DATA, self._own_data.progress)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
             self._emit(Notice("info", FOUNDS))
         self._lobby.admit(node.router)
@@ -493,7 +480,7 @@ class Participation:
         If the trainer ends by itself, it was given up: the peer then leaves with the reason, because it could do nothing.
         """
         await node.files.until_here()
-        if self._own_data is not None and not await self._prepare(self._own_data, trainer, node):
+        if self._own_data is not None and not await self._prepare(self._own_data, trainer):
             return
         reason = await trainer.run()
         if not self.leaving:
@@ -504,7 +491,7 @@ class Participation:
         self._trainer_problem = problem
         self.leave()
 
-    async def _prepare(self, data: OwnData, trainer: TrainerProcess, node: Node) -> bool:
+    async def _prepare(self, data: OwnData, trainer: TrainerProcess) -> bool:
         """Build the corpus of this peer's own data; leave and return False if it cannot be built."""
         assert self.store is not None and self.choice.signed is not None
         tokenizer = paths_of(self.choice.signed.manifest, self.store.files).get(TOKENIZER)
@@ -516,7 +503,7 @@ class Participation:
         async def tell_progress() -> None:
             try:
                 while True:
-                    node.rest(WhyIdle.PREPARING_DATA, data.progress)
+                    self.permit.suspend(WhyIdle.PREPARING_DATA, data.progress)
                     await trio.sleep(PREPARING_S)
             finally:
                 data.stop()
@@ -533,7 +520,7 @@ class Participation:
             self._give_up(problem)
             return False
         trainer.report_missing(on_lost)
-        node.go_on(WhyIdle.PREPARING_DATA)
+        self.permit.restore(WhyIdle.PREPARING_DATA)
         return True
 
 

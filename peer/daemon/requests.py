@@ -39,13 +39,10 @@ ID = re.compile(r"[0-9a-f]{6,64}")
 
 
 class Controls:
-    """Commands of one peer.  `run` ends the pauses that have a length.
+    """Commands of one peer.  `run` ends the pauses that have a length."""
 
-    paused: the pause with which the peer begins, if any.
-    """
-
-    def __init__(self, peer: Daemon, paused: TimedPause | None = None) -> None:
-        self._peer, self._paused = peer, paused
+    def __init__(self, peer: Daemon) -> None:
+        self._peer = peer
         self._pause_changed = trio.Event()
 
     async def run(self) -> None:
@@ -53,8 +50,7 @@ class Controls:
         while True:
             with trio.move_on_after(min(LOOK_S, self._pause_left_s())):
                 await self._pause_changed.wait()
-            if self._paused is not None and self._pause_left_s() <= 0:
-                self._paused = None
+            if self._pause_left_s() <= 0:
                 await self._peer.resume()
                 self._peer.notice("info", "the pause is over")
             self._pause_changed = trio.Event()
@@ -148,12 +144,11 @@ class Controls:
         now = time.time()
         pause = TimedPause(math.inf if seconds is None else now + float(seconds))
         await self._peer.pause(pause)
-        self._change_pause(pause)
+        self._pause_changed.set()
         self._peer.notice("info", f"paused {pause.end(now)}")
         return {"until": pause.end(now)}
 
     async def _resume(self, fields: dict[str, Any]) -> dict[str, Any]:
-        self._change_pause(None)
         await self._peer.resume()
         status = self._peer.status()
         rests = status.why_detail if status.phase == Phase.PAUSED.value else ""
@@ -162,11 +157,7 @@ class Controls:
 
     def _pause_left_s(self) -> float:
         """Return the rest of the pause by the wall clock, which goes on while the computer sleeps."""
-        return self._paused.left_s(time.time()) if self._paused is not None else math.inf
-
-    def _change_pause(self, pause: TimedPause | None) -> None:
-        self._paused = pause
-        self._pause_changed.set()
+        return self._peer.paused.left_s(time.time()) if self._peer.paused is not None else math.inf
 
     # -- the organiser's changes, and tasks from the crowd ------------------------------------------------------------
 

@@ -6,16 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import trio
 
 from peer.settings.values import Schedule
 from protocol.events.status import WhyIdle
 from protocol.formatting import duration
-
-if TYPE_CHECKING:
-    from protocol.node.node import Node
+from protocol.membership.activity import WorkPermit
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Decision to rest, with the reason: compares the sensors' readings with a person's limits.
@@ -181,13 +179,13 @@ def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
 
 
 class RestKeeper:
-    """Keeper of one peer's rests, while `run` runs.
+    """Keeper of one peer's rests, while `run` runs; a reason to rest suspends the permit.
 
     ask: returns the present reading; None (unknown) is not a reason to rest.
     """
 
-    def __init__(self, judge: RestJudge, ask: Ask, peer: Node) -> None:
-        self._judge, self._ask, self._peer = judge, ask, peer
+    def __init__(self, judge: RestJudge, ask: Ask, permit: WorkPermit) -> None:
+        self._judge, self._ask, self._permit = judge, ask, permit
         self._changed = trio.Event()
         self._reading: SensorReading | None = None
 
@@ -203,7 +201,7 @@ class RestKeeper:
         self._changed.set()
 
     async def run(self) -> None:
-        """Begin and end the rests of the peer, until cancelled."""
+        """Suspend and restore the permit, until cancelled."""
         resting: Rest | None = None
         while True:
             self._changed = trio.Event()
@@ -211,9 +209,9 @@ class RestKeeper:
             rest = self._judge.judge(reading) if reading is not None else None
             self._reading = reading or self._reading
             if rest is not None and rest != resting:
-                self._peer.rest(rest.why, rest.detail)
+                self._permit.suspend(rest.why, rest.detail)
             if resting is not None and (rest is None or rest.why is not resting.why):
-                self._peer.go_on(resting.why)  # after the new reason was set, so that no work begins in between
+                self._permit.restore(resting.why)  # after the new reason was set, so that no work begins in between
             resting = rest
             with trio.move_on_after(LOOK_S):
                 await self._changed.wait()

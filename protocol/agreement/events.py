@@ -11,7 +11,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Plan, Provenance, Record, VoterState
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The effects of the round machine: actions that `protocol.node.round_runner` performs, in the order of the list.
+# The effects of the round machine: actions that `protocol.node.rounds` performs, in the order of the list.
 
 
 @dataclass(frozen=True)

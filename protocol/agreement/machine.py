@@ -1,7 +1,7 @@
 """Agreement of the electors on one round: a two-step vote with locks, as a pure state machine.
 
 A `RoundMachine` lives from one tip to the next.  Its events report the statements that arrived, the end of the exchange, and
-the passage of time.  The machine answers with effects, which `protocol.node.round_runner` performs.  It does no I/O, reads
+the passage of time.  The machine answers with effects, which `protocol.node.rounds` performs.  It does no I/O, reads
 no clock and holds no key.
 
     ready     each peer gossips READY when its compute is done; the root in it commits the peer to its contribution

@@ -86,7 +86,7 @@ class _Ejection:
 class Ejections:
     """Register of the liars of a run, as proven to this peer, which no longer hears them, waits for them or serves them.
 
-    on_verdict: called with each verdict on a lie that is proven while this peer runs.
+    listeners: called with each verdict on a lie that is proven while this peer runs.
     """
 
     def __init__(
@@ -96,10 +96,9 @@ class Ejections:
         replica: Replica,
         membership: Membership,
         offload: Offload,
-        on_verdict: Callable[[ProvenLie], None],
     ) -> None:
         self._session, self._guard, self._store, self._membership = session, guard, replica.store, membership
-        self._offload, self._on_verdict = offload, on_verdict
+        self._offload, self.listeners = offload, list[Callable[[ProvenLie], None]]()
         self._history, manifest = replica.history, replica.manifest
         self._witness = Witness(session.run, replica.history)
         self._law = Law(session.run, manifest.fragments, replica.layouts, manifest.aggregation)
@@ -260,7 +259,8 @@ class Ejections:
         if verdict.peer in self:
             return None
         self._take(raw, verdict)
-        self._on_verdict(verdict)
+        for listener in self.listeners:
+            listener(verdict)
         return verdict
 
     async def _make_room(self, liar: PeerId) -> bool:

@@ -12,30 +12,66 @@ from protocol.events.status import WhyIdle
 from protocol.wire.presence import Measurement, Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pause of the training on the user's request.
+# The permit to compute.
 
 
-class Pause:
-    """Switch for a pause, initially off.  `wait` returns once the switch is off."""
+class WorkPermit:
+    """Permit of this peer to compute, suspended while there is a reason to rest.
+
+    The trainer, the work with rollouts, the service to others and the shown activity watch it.
+    """
 
     def __init__(self) -> None:
-        self.on = False
-        self._over = trio.Event()
+        self._reasons: dict[WhyIdle, str] = {}
+        self._restored = trio.Event()
+        self._watchers: list[tuple[Callable[[], None], bool]] = []
 
-    def begin(self) -> None:
-        """Switch the pause on; do nothing if it is on."""
-        if not self.on:
-            self.on, self._over = True, trio.Event()
+    @property
+    def is_granted(self) -> bool:
+        """True while there is no reason to rest."""
+        return not self._reasons
 
-    def end(self) -> None:
-        """Switch the pause off."""
-        self.on = False
-        self._over.set()
+    @property
+    def reason(self) -> tuple[WhyIdle, str] | None:
+        """The reason to show and its sentence: the user's own pause, or else the first reason; None if there is none."""
+        if not self._reasons:
+            return None
+        why = WhyIdle.PAUSED if WhyIdle.PAUSED in self._reasons else next(iter(self._reasons))
+        return why, self._reasons[why]
 
-    async def wait(self) -> None:
-        """Wait until the pause is off."""
-        while self.on:
-            await self._over.wait()
+    def watch(self, watcher: Callable[[], None], *, sentences: bool = False) -> None:
+        """Call `watcher` whenever the permit is suspended or restored, and now if it is suspended.
+
+        sentences: True to call it also if only a reason or its sentence changes.
+        """
+        self._watchers.append((watcher, sentences))
+        if self._reasons:
+            watcher()
+
+    def suspend(self, why: WhyIdle, detail: str) -> None:
+        """Compute nothing for this reason, until `restore`.  detail: a sentence that names the end of the rest."""
+        was_granted = self.is_granted
+        self._reasons[why] = detail
+        if was_granted:
+            self._restored = trio.Event()
+        self._tell(is_turn=was_granted)
+
+    def restore(self, why: WhyIdle) -> None:
+        """Remove this reason; compute again unless another one remains."""
+        if self._reasons.pop(why, None) is not None:
+            if self.is_granted:
+                self._restored.set()
+            self._tell(is_turn=self.is_granted)
+
+    async def granted(self) -> None:
+        """Wait until there is no reason to rest."""
+        while self._reasons:
+            await self._restored.wait()
+
+    def _tell(self, *, is_turn: bool) -> None:
+        for watcher, sentences in self._watchers:
+            if is_turn or sentences:
+                watcher()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -57,14 +93,15 @@ class Activity:
     """Activity of this peer, set by components, and read by heartbeats and status.
 
     measured: the held-out loss that our heartbeats report.  emit: called with a `PhaseChanged` for each change.
+    permit: while it is suspended, the phase is `PAUSED`, except at the end.
     """
 
-    def __init__(self, emit: Callable[[Event], None]) -> None:
+    def __init__(self, emit: Callable[[Event], None], permit: WorkPermit | None = None) -> None:
         self._emit = emit
+        self.permit = permit if permit is not None else WorkPermit()
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
         self._work = self.phase, self.why, self.detail
-        """Activity that this peer has, or would have without a pause."""
-        self._pause: tuple[Phase, WhyIdle, str] | None = None
+        """Activity that this peer has, or would have without a rest."""
         self._stall: tuple[WhyIdle, str] | None = None
         """Reason why our trainer waits while a round is agreed on, with a sentence."""
         self._trains_on, self._busy = False, ""
@@ -78,10 +115,11 @@ class Activity:
         self.back_at = -inf
         """Time (trio) at which this process continued after it was last frozen or suspended."""
         self._urgent = trio.Event()
+        self.permit.watch(self._change, sentences=True)
 
     @property
     def beneath(self) -> Phase:
-        """Phase of this peer, or the phase that it would have without a pause."""
+        """Phase of this peer, or the phase that it would have without a rest."""
         return self._work[0]
 
     def note_away(self, *, slept: bool) -> None:
@@ -103,20 +141,10 @@ class Activity:
         self.measured = measured
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        """Set our activity; during a pause, show only `PAUSED` or `STOPPING` at once, and the rest after the pause."""
-        if self.phase is Phase.STOPPING:
-            return
-        if phase is Phase.PAUSED:
-            self._pause = phase, why, detail
-        else:
+        """Set our activity; while the permit is suspended, only `STOPPING` is shown at once, other phases afterwards."""
+        if self.phase is not Phase.STOPPING:
             self._work, self._stall = (phase, why, detail), None
-            self._pause = None if phase is Phase.STOPPING else self._pause
-        self._change()
-
-    def resume(self) -> None:
-        """End the pause, and show the activity that it has hidden."""
-        self._pause = None
-        self._change()
+            self._change()
 
     def train_on(self, on: bool) -> None:
         """Note whether we train while a round is agreed on: then no step of the agreement is a reason to be idle."""
@@ -154,7 +182,9 @@ class Activity:
 
     def _change(self) -> None:
         """Show the activity that follows from all notes, and emit an event if the activity has changed."""
-        phase, why, detail = self._pause or self._work
+        phase, why, detail = self._work
+        if (rest := self.permit.reason) is not None and phase is not Phase.STOPPING:
+            phase, why, detail = Phase.PAUSED, rest[0], rest[1][:200]
         if phase in WITHIN_A_ROUND and self._stall is not None:
             why, detail = self._stall
         elif phase in WITHIN_A_ROUND and self._trains_on:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -66,27 +67,20 @@ GOODBYE_S = 2.0
 """Timeout (s) of the goodbye to all peers together; a peer that does not confirm it will miss our heartbeats instead."""
 
 
-class RoundProgress(Protocol):
-    """Progress of our training in the running round; zeros and no READY between rounds."""
+@dataclass
+class RoundProgress:
+    """Progress of our training in a round.
 
-    @property
-    def steps(self) -> int:
-        """Number of inner steps done."""
-        ...
+    steps: number of inner steps done.  loss: mean loss so far (nats per token).  ready_raw: our READY as sent; empty before.
+    """
 
-    @property
-    def loss(self) -> float:
-        """Mean loss so far (nats per token)."""
-        ...
-
-    @property
-    def ready_raw(self) -> bytes:
-        """Our READY, in the bytes that were sent; empty before it is sent."""
-        ...
+    steps: int = 0
+    loss: float = 0.0
+    ready_raw: bytes = b""
 
 
 class Heartbeats:
-    """Sender of our heartbeats and goodbye."""
+    """Sender of our heartbeats and goodbye.  progress: returns our progress in the running round; None between rounds."""
 
     def __init__(
         self,
@@ -96,7 +90,7 @@ class Heartbeats:
         membership: Membership,
         pace: Pace,
         activity: Activity,
-        progress: RoundProgress,
+        progress: Callable[[], RoundProgress | None],
     ) -> None:
         self._session, self._settings, self._history = session, settings, history
         self._membership, self._pace, self._activity, self._progress = membership, pace, activity, progress
@@ -106,8 +100,8 @@ class Heartbeats:
         """Publish heartbeats until cancelled, and our READY with each of them, because gossip may lose it."""
         while True:
             await self._session.publish(self._heartbeat())
-            if self._progress.ready_raw:
-                await self._session.network.publish(self._progress.ready_raw)
+            if (progress := self._progress()) is not None and progress.ready_raw:
+                await self._session.network.publish(progress.ready_raw)
             beat_s = self._membership.beat_s
             await trio.sleep(SOONEST * beat_s)
             await self._activity.until_urgent((1 - SOONEST) * beat_s)
@@ -140,7 +134,7 @@ class Heartbeats:
 
     def _heartbeat(self) -> Heartbeat:
         settings, history, activity = self._settings, self._history, self._activity
-        bandwidth = self._session.network.bandwidth()
+        bandwidth, progress = self._session.network.bandwidth(), self._progress() or RoundProgress()
         rests = activity.phase is Phase.PAUSED  # the reason for a pause, and the user's schedule, are private
         self._seq += 1
         return Heartbeat(
@@ -152,8 +146,8 @@ class Heartbeats:
             why_idle=WhyIdle.PAUSED if rests else activity.why,
             round=history.length,
             tip=history.tip,
-            steps=self._progress.steps,
-            loss=self._progress.loss,
+            steps=progress.steps,
+            loss=progress.loss,
             tokens_per_s=self.tokens_per_s,
             up_bytes_per_s=bandwidth.up_bytes_per_s,
             down_bytes_per_s=bandwidth.down_bytes_per_s,

@@ -21,13 +21,12 @@ from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.credit import learned_by
 from protocol.chain.leases import Ranges, Stretches, count_rows, first_rows, rows_among, stretches_from
-from protocol.chain.progress import RunProgress, TasksInForce
 from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
 from protocol.events.events import ComputeProgress, Notice
 from protocol.events.status import WhyIdle
-from protocol.membership.activity import Activity, Pause
-from protocol.membership.heartbeats import Pace
+from protocol.membership.activity import Activity
+from protocol.membership.heartbeats import Pace, RoundProgress
 from protocol.node.commands import Extensions
 from protocol.node.corpora import LeasedBlocks
 from protocol.node.initial_weights import InitialWeights
@@ -60,20 +59,17 @@ TRAINING = (WhyIdle.BUSY, "")
 # This peer's work in the running round: the progress of its compute, and the resulting contribution.
 
 
-@dataclass
-class Work:
+@dataclass(kw_only=True)
+class Work(RoundProgress):
     """Our work in one round, for heartbeats, status and auditors.  leaves: the hashes of the contribution's chunks.
 
-    steps: number of inner steps done.  wanted: number of inner steps to do in this round.
+    wanted: number of inner steps to do in this round.
     """
 
     layout: Layout
-    steps: int = 0
     wanted: int = 0
     tokens: int = 0
-    loss: float = 0.0
     ready: Ready | None = None
-    ready_raw: bytes = b""
     contribution: Contribution | None = None
     leaves: list[Hash] = field(default_factory=list)
     rollouts: Learned | None = None
@@ -126,7 +122,7 @@ SPARE_STEPS = 1
 
 
 class OwnTrainer:
-    """The trainer of this peer, which computes nothing while there is a reason to rest.
+    """The trainer of this peer, which computes nothing while the permit is suspended.
 
     link: None if this peer does not train.  blocks: fetches what the trainer reads; None in a run without corpora.  initial:
     the weights with which preferences are compared; None in other runs.
@@ -141,19 +137,9 @@ class OwnTrainer:
         initial: InitialWeights | None = None,
     ) -> None:
         self.link, self.pace, self.activity, self._blocks, self._initial = link, pace, activity, blocks, initial
-        self._pause = Pause()
-        self._rests: dict[WhyIdle, str] = {}
-        """Reasons to compute nothing, each with its sentence; we show the user's own pause, or else the first reason."""
-
-    @property
-    def computes(self) -> bool:
-        """True while other peers can expect a contribution from us."""
-        return self.link is not None and not self._pause.on
-
-    @property
-    def rests(self) -> bool:
-        """True while there is a reason to compute nothing."""
-        return self._pause.on
+        self.permit = activity.permit
+        if link is not None:
+            self.permit.watch(lambda: link.resume() if self.permit.is_granted else link.pause())
 
     async def lease(self, rows: Ranges, following: Ranges) -> None:
         """Have the blocks of these rows fetched for the trainer, and then the blocks of the rows that it reads next."""
@@ -218,55 +204,6 @@ class OwnTrainer:
             return None
         return await self._initial.until_here(partial(self.activity.show, Phase.COMPUTING, WhyIdle.FETCHING_REFERENCE))
 
-    async def rested(self) -> None:
-        """Wait until there is no reason to rest."""
-        await self._pause.wait()
-
-    def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason, until `go_on`.  detail: a sentence that names the end of the rest."""
-        self._rests[why] = detail
-        if not self._pause.on:
-            self._pause.begin()
-            if self.link is not None:
-                self.link.pause()
-        self._show_rest()
-
-    def go_on(self, why: WhyIdle) -> None:
-        """Remove this reason to rest; continue where `rest` stopped, unless another reason remains."""
-        if self._rests.pop(why, None) is None:
-            return
-        if self._rests:
-            self._show_rest()
-            return
-        self._pause.end()
-        if self.link is not None:
-            self.link.resume()
-        self.activity.resume()
-
-    def _show_rest(self) -> None:
-        why = WhyIdle.PAUSED if WhyIdle.PAUSED in self._rests else next(iter(self._rests))
-        self.activity.show(Phase.PAUSED, why, self._rests[why][:200])
-
-
-class Amendments:
-    """Changes of the run that wait for a record: the organiser's extension, and amendments of the crowd's sets of tasks."""
-
-    def __init__(self, extensions: Extensions, rollouts: Rollouts | None) -> None:
-        self._extensions, self._rollouts = extensions, rollouts
-
-    def next(self) -> bytes | None:
-        """Return the amendment for our plans; an extension comes first, because only it continues a run that has ended."""
-        of_tasks = self._rollouts.amendment if self._rollouts is not None else lambda: None
-        return self._extensions.amendment() or of_tasks()
-
-    def progress(self, base: Base) -> RunProgress:
-        """Return the progress of the run in the round on `base`."""
-        return self._extensions.progress(base)
-
-    def against(self, tasks: TasksInForce) -> int | None:
-        """Return the sets of tasks against which our counts vote."""
-        return self._rollouts.against(tasks) if self._rollouts is not None else None
-
 
 @dataclass
 class _NextRound:
@@ -310,14 +247,13 @@ class Contributor:
         settings: NodeSettings,
         offload: Offload,
         trainer: OwnTrainer,
-        amendments: Amendments,
+        extensions: Extensions,
         rollouts: Rollouts | None = None,
     ) -> None:
         self._session, self._replica, self._settings, self._offload = session, replica, settings, offload
         self._own, self._trainer, self._activity = trainer, trainer.link, trainer.activity
+        self._extensions, self._rollouts = extensions, rollouts
         self._selection = rollouts.selection if rollouts is not None else None
-        self._occupation = rollouts.status if rollouts is not None else None
-        self._amendments = amendments
         self._serials = count()
         self._ahead: _NextRound | None = None
         self._exceeded_in: int | None = None
@@ -328,11 +264,11 @@ class Contributor:
     @property
     def computes(self) -> bool:
         """True while other peers can expect a contribution from us."""
-        return self._own.computes
+        return self._trainer is not None and self._own.permit.is_granted
 
     def amendment(self) -> bytes | None:
-        """Return the signed amendment for our plans."""
-        return self._amendments.next()
+        """Return the signed amendment for our plans; an extension comes first: only it continues a run that has ended."""
+        return self._extensions.amendment() or (self._rollouts.amendment() if self._rollouts is not None else None)
 
     async def name_state(self) -> bytes:
         """Return the name of our state."""
@@ -355,7 +291,11 @@ class Contributor:
         gave up, if its numbers show that training failed, or if two tries exceeded the limits.
         """
         if self._trainer is None:
-            self._show_other_work()
+            if self._rollouts is not None and self._rollouts.status is not None:
+                self._rollouts.status.show()
+            else:
+                text = "this peer keeps and serves the state, it does not train"
+                self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, text)
             return None
         if (begun := self._ahead) is not None and begun.work is work:
             contribution = await self._complete(base, begun)
@@ -363,7 +303,7 @@ class Contributor:
                 return self._sound(contribution, base)
         await self.drop_ahead()
         while base.round != self._unlike_in:
-            await self._own.rested()
+            await self._own.permit.granted()
             try:
                 return self._sound(await self._train(self._trainer, base, work, ahead()), base)
             except TrainerGaveUp as end:
@@ -386,7 +326,7 @@ class Contributor:
         ahead, history = self._ahead, self._replica.history
         if ahead is not None and ahead.round == base.round and history.tip_at(base.round - 1) == ahead.on:
             return ahead.work
-        return Work(self._replica.layouts.contribution)
+        return Work(layout=self._replica.layouts.contribution)
 
     def ahead_s(self, work: Work) -> float:
         """Return the seconds for which we have trained for this work before its round."""
@@ -394,19 +334,19 @@ class Contributor:
             return 0.0
         return (trio.current_time() if ahead.stopped is None else ahead.stopped) - ahead.begun
 
-    def train_ahead(self, base: Base, work: Work, nursery: trio.Nursery) -> None:
+    def train_ahead(self, base: Base, work: Work, start: Callable[..., None]) -> None:
         """Begin to train for the round after `base`, in a streamed run, because we have contributed to the one on `base`.
 
         work: our work in the round on `base`; if it contains no training, the next round begins with the state, because the
-        trainer's own parameters have not taken part in each round.  nursery: a nursery that outlives the rounds.
+        trainer's own parameters have not taken part in each round.  start: starts a task that outlives the round.
         """
         manifest = self._replica.manifest
         rows = base.next_lease(manifest, self._session.me) if manifest.is_streamed else ()
         steps = min(manifest.round_steps, count_rows(rows) // manifest.data.sequences_per_step)
-        progress = self._amendments.progress(base)
+        progress = self._extensions.progress(base)
         if self._trainer is None or not steps or not work.training.is_set() or progress.next_share >= 1:
             return
-        self._ahead = _NextRound(base.round + 1, base.tip, Work(self._replica.layouts.contribution))
+        self._ahead = _NextRound(base.round + 1, base.tip, Work(layout=self._replica.layouts.contribution))
         self._ahead.work.begin(steps)
         if manifest.rounds.delay:
             self._activity.train_on(True)
@@ -414,12 +354,12 @@ class Contributor:
             self._ahead.stop()
         share = progress.next_share
         task = self._task(base.round + 1, rows, steps, progress.first, (share, min(1.0, 2 * share - progress.share)))
-        nursery.start_soon(self._run_ahead, replace(task, continues=True), self._ahead)
+        start(self._run_ahead, replace(task, continues=True), self._ahead)
 
     async def _run_ahead(self, task: ComputeTask, ahead: _NextRound) -> None:
         try:
             with ahead.scope:
-                await self._own.rested()
+                await self._own.permit.granted()
                 stretches = await self._own.choose(lambda place: task.rows if not place else (), task.steps, waits=False)
                 if not stretches:
                     return  # the round begins without training ahead, and reads other rows
@@ -497,13 +437,6 @@ class Contributor:
             self._session.emit(Notice("warning", text))
         self._exceeded_in = round
 
-    def _show_other_work(self) -> None:
-        if self._occupation is not None:
-            self._occupation.show()
-            return
-        text = "this peer keeps and serves the state, it does not train"
-        self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, text)
-
     async def _train(self, trainer: TrainerLink, base: Base, work: Work, ahead: int) -> Contribution:
         manifest = self._replica.manifest
         inner_steps = manifest.steps_of(base.round)
@@ -518,7 +451,7 @@ class Contributor:
             stretches = await self._own.choose(partial(base.lease_of_column, manifest, self._session.me), wanted)
             wanted = sum(end - start for start, end in stretches)
         work.begin(wanted, stretches)
-        progress = self._amendments.progress(base)
+        progress = self._extensions.progress(base)
         begun = 0 if learns else progress.first  # the learning rate never decays with rollouts
         rows = lease if learns else base.rows_read(manifest, self._session.me, wanted, stretches)
         task = await self._limited(self._task(base.round, rows, wanted, begun, (progress.share, progress.next_share)))
@@ -642,7 +575,7 @@ class Contributor:
             weights=weights_in(state),
             admission=self._settings.admission,
             rollouts=work.rollouts,
-            against=work.against or self._amendments.against(base.tasks),
+            against=work.against or (self._rollouts.against(base.tasks) if self._rollouts is not None else None),
             losses=self._losses(contribution),
             stretches=stretches_from(first_rows(work.stretches, contribution.steps)),
         )

@@ -225,10 +225,12 @@ class Evaluator:
 
     async def _take_turns(self, state: CommittedState, show: Show, patience_s: float) -> None:
         """Measure `state` in our turn or after `patience_s`; return when it is measured, or if we cannot measure it."""
-        deadline = trio.current_time() + patience_s
-        while self._known.needs(state.tip, self._session.me):
-            turn = self._turn(state)
-            if turn == self._session.me or trio.current_time() >= deadline:
+        deadline, me = trio.current_time() + patience_s, self._session.me
+        while self._known.needs(state.tip, me):
+            turn = self._drawn(state)
+            if self._known.by_all:
+                turn = me if self._able(me, state.rounds) else None
+            if turn == me or trio.current_time() >= deadline:
                 show("measuring the held-out loss")
                 if not await self._measure(state):
                     return
@@ -237,12 +239,6 @@ class Evaluator:
             show(f"waiting for {name} to measure the held-out loss")
             with trio.move_on_after(LOOK_S):
                 await self._news.wait()
-
-    def _turn(self, state: CommittedState) -> PeerId | None:
-        """Return the peer that should measure `state` now; None if no peer is able to."""
-        if self._known.by_all:
-            return self._session.me if self._able(self._session.me, state.rounds) else None
-        return self._drawn(state)
 
     def _drawn(self, state: CommittedState) -> PeerId | None:
         """Return the first member in the order of the state that is able to measure it now."""
@@ -330,7 +326,10 @@ class Evaluator:
 
     def status(self) -> dict[str, Any]:
         """Return the fields `eval_…` of `NodeStatus`: the newest held-out loss, and the progress of our own evaluation."""
-        newest = self._newest()
+        history = self._replica.history
+        newest = self._known.newest(
+            lambda state: state.rounds <= history.length and history.tip_at(state.rounds) == state.tip
+        )
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
         if newest is None:
             return {"eval_percent": percent}
@@ -340,10 +339,6 @@ class Evaluator:
     def _named(self, measured: MeasuredLoss) -> dict[str, float]:
         """Return the losses of the sources by their names."""
         return dict(zip(self._sources, measured.losses, strict=True)) if measured.losses else {}
-
-    def _newest(self) -> MeasuredLoss | None:
-        history = self._replica.history
-        return self._known.newest(lambda state: state.rounds <= history.length and history.tip_at(state.rounds) == state.tip)
 
     # -- able peers ---------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from protocol.allreduce.buffers import OwnParts
 from protocol.allreduce.lateness import ExchangeLimits, Observed
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Auditor
-from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Evidence, TwoStatements
+from protocol.audit.evidence import TwoStatements
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile, ResultName
 from protocol.disk import in_turn
@@ -330,32 +329,3 @@ class ResultObtainer:
 def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
     for part, copy in zip(in_turn(held, spans), in_turn(into, spans), strict=True):
         copy[:] = part
-
-
-class AuditedResults:
-    """Results of records at one node: made by exchanges, fetched, and audited.  Peers proven to have lied are ejected."""
-
-    def __init__(
-        self,
-        session: Session,
-        replica: Replica,
-        offload: Offload,
-        membership: Membership,
-        sources: ResultSources,
-        ejections: Ejections,
-    ) -> None:
-        self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
-        self._sources, self._ejections = sources, ejections
-
-    def exchanges(self, on_progress: Callable[[], None]) -> Exchanges:
-        """Return the exchanges of a round that begins."""
-        return Exchanges(self._session, self._replica, self._offload, on_progress)
-
-    def obtainer(self, work: Work, exchanges: Exchanges) -> ResultObtainer:
-        """Return the obtainer of results for a round that begins."""
-        auditor = Auditor(self._session, self._replica, self._offload, self._membership, work)
-        return ResultObtainer(self._replica, self._offload, self._sources, auditor, exchanges)
-
-    async def convict(self, evidence: Evidence) -> None:
-        """Eject the peer that is proven to have lied."""
-        await self._ejections.convict(evidence)

@@ -21,8 +21,7 @@ from protocol.membership.liveness import BEAT_S, Membership, beat_interval_s
 from protocol.node.commands import Extensions
 from protocol.node.copies import CopyCensus
 from protocol.node.evaluator import Evaluator
-from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, RoundRunner, StateDisagreement
-from protocol.node.rounds import CurrentRound, Rounds
+from protocol.node.rounds import Behind, Rounds, RunningRound, StateDisagreement
 from protocol.node.router import MessageRouter
 from protocol.node.state import StateKeeper
 from protocol.rollouts.rollouts import Rollouts
@@ -55,16 +54,16 @@ class LivenessTicker:
 
     def __init__(
         self,
-        rounds: RoundSettings,
+        settings: RoundSettings,
         detector: FailureDetector,
         activity: Activity,
         following: Following,
-        current: CurrentRound,
+        rounds: Rounds,
         boot_clock: Callable[[], float],
     ) -> None:
-        self._rounds, self._detector, self._activity, self._boot_clock = rounds, detector, activity, boot_clock
-        self._following, self._current = following, current
-        self._ahead: tuple[RoundRunner | None, float] | None = None
+        self._settings, self._detector, self._activity, self._boot_clock = settings, detector, activity, boot_clock
+        self._following, self._rounds = following, rounds
+        self._ahead: tuple[RunningRound | None, float] | None = None
         """(Round in which we first saw a peer ahead of us, time of that event)."""
 
     async def run(self) -> None:
@@ -74,7 +73,7 @@ class LivenessTicker:
 
     async def _tick(self, nursery: trio.Nursery) -> None:
         last, last_boot = trio.current_time(), self._boot_clock()
-        absence_s, is_cut_off = max(self._rounds.eviction_s - UNHEARD_S, self._rounds.eviction_s / 2), False
+        absence_s, is_cut_off = max(self._settings.eviction_s - UNHEARD_S, self._settings.eviction_s / 2), False
         while True:
             now, boot = trio.current_time(), self._boot_clock()
             self._detector.judge_silence(now, last)
@@ -90,35 +89,35 @@ class LivenessTicker:
     def _come_back(self) -> None:
         """Give up the running round: the others may have counted us as absent and made records meanwhile."""
         self._activity.note_away(slept=True)
-        runner = self._current.runner
-        if runner is not None and not runner.deciding:
-            runner.end(Behind())
+        running = self._rounds.running
+        if running is not None and not running.deciding:
+            running.end(Behind())
 
     def _follow(self, now: float, nursery: trio.Nursery) -> None:
         """Check claims while the round runs.  The round ends only once another branch is verified and we have its state."""
-        runner, following = self._current.runner, self._following
-        if runner is not None and runner.deciding:
+        running, following = self._rounds.running, self._following
+        if running is not None and running.deciding:
             self._ahead = None
         elif following.move is not None:
-            if runner is not None:
-                runner.end(Behind())
-        elif self._is_due(runner, now):
+            if running is not None:
+                running.end(Behind())
+        elif self._is_due(running, now):
             for known in (True, False):
                 wanted = following.has_claims(known=known) or (known and following.wants_back())
                 if wanted and not following.is_looking(known=known):
                     nursery.start_soon(partial(following.look, known=known))
 
-    def _is_due(self, runner: RoundRunner | None, now: float) -> bool:
+    def _is_due(self, running: RunningRound | None, now: float) -> bool:
         """Return True if a true claim's commit message would have arrived; between rounds, no message is on its way."""
         following = self._following
-        if runner is None or following.wants_back():
+        if running is None or following.wants_back():
             return True
         if not following.has_claims():
             self._ahead = None
             return False
-        if self._ahead is None or self._ahead[0] is not runner:
-            self._ahead = runner, now
-        return now - self._ahead[1] > (SYNC_AFTER_S if runner.exchanges.any else LAG_S)
+        if self._ahead is None or self._ahead[0] is not running:
+            self._ahead = running, now
+        return now - self._ahead[1] > (SYNC_AFTER_S if running.exchanges.any else LAG_S)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class StartupBarrier:
         no peer claims that the run has begun, there are enough trainers, every connected peer has sent a heartbeat (we wait
         at most `HEAR_S` for it), and we are not alone if an invitation named a peer.
         """
-        if not self._is_anchored():
+        if self._settings.anchor is not None and not self._settings.anchor.holds(self._replica.history):
             self._show(
                 WhyIdle.CONNECTING,
                 "waiting for a peer that has the record which the invitation names; "
@@ -198,7 +197,9 @@ class StartupBarrier:
             return False
         least = self._replica.rounds.min_members
         live = self._membership.live_peers()
-        here = 1 + sum(self._is_trainer(peer) for peer in live)
+        here = 1 + sum(
+            known.heartbeat.role is Role.TRAINER for peer in live if (known := self._membership.get(peer)) is not None
+        )
         alone = self._settings.wait_for_contact and not live
         unheard = self._unheard()
         if self._replica.history.length > 0 or (here >= least and not alone and not unheard):
@@ -212,11 +213,6 @@ class StartupBarrier:
             self._show(WhyIdle.WAITING_FOR_PEERS, f"waiting for more peers ({here} of {least})")
         await trio.sleep(TICK_S)
         return False
-
-    def _is_anchored(self) -> bool:
-        """Return True if our chain contains the record that the invitation names, or if the invitation names none."""
-        anchor = self._settings.anchor
-        return anchor is None or anchor.holds(self._replica.history)
 
     def _show(self, why: WhyIdle, text: str) -> None:
         self._activity.show(Phase.STARTING, why, text)
@@ -242,10 +238,6 @@ class StartupBarrier:
         if trio.current_time() - self._membership.started > HEAR_S:
             return 0
         return sum(self._membership.get(peer) is None for peer in self._session.network.connected())
-
-    def _is_trainer(self, peer: PeerId) -> bool:
-        known = self._membership.get(peer)
-        return known is not None and known.heartbeat.role is Role.TRAINER
 
     async def linger(self) -> None:
         """Stay until all live peers have our chain, but at most `LINGER_S`."""
@@ -567,12 +559,11 @@ class Life:
                 await memory.load()
             for service in (*services, self._departure):
                 nursery.start_soon(service.run)
-            deliveries = PendingDeliveries(nursery)
-            nursery.start_soon(self._live, deliveries)
+            nursery.start_soon(self._live, nursery)
             self._router.greet_connected()
             await self._departure.left.wait()
             with trio.move_on_after(HAND_OVER_S):
-                await self._rounds.hand_over(deliveries)
+                await self._rounds.hand_over()
             nursery.cancel_scope.cancel()
 
     def finish(self, training_s: float) -> None:
@@ -580,7 +571,7 @@ class Life:
         self._departure.begin(training_s)
         self._evaluator.stop()
 
-    async def _live(self, deliveries: PendingDeliveries) -> None:
+    async def _live(self, nursery: trio.Nursery) -> None:
         await self._barrier.fetch_files()
         await self._keeper.restore()
         await self._barrier.listen()
@@ -602,15 +593,10 @@ class Life:
                     self._departure.leave()
                     return
             elif await self._barrier.may_begin():
-                outcome = await self._rounds.run_next(
-                    self._evaluator.during_round, state_verified=self._keeper.is_verified, deliveries=deliveries
-                )
-                await self._conclude(outcome, deliveries.nursery)
-
-    async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
-        if isinstance(outcome, Commit):
-            self.pace.note(outcome, trio.current_time())
-            if await self._keeper.advance(outcome):
-                nursery.start_soon(self._keeper.checkpoint)
-        elif isinstance(outcome, StateDisagreement):
-            await self._keeper.repair(outcome.digest)
+                outcome = await self._rounds.run_next(self._evaluator.during_round, state_verified=self._keeper.is_verified)
+                if isinstance(outcome, Commit):
+                    self.pace.note(outcome, trio.current_time())
+                    if await self._keeper.advance(outcome):
+                        nursery.start_soon(self._keeper.checkpoint)
+                elif isinstance(outcome, StateDisagreement):
+                    await self._keeper.repair(outcome.digest)

@@ -5,7 +5,6 @@ The module wires the components of the protocol to the network, the disk and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -16,25 +15,26 @@ from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.base import fragment_of
+from protocol.chain.founding import founders_vote_until
 from protocol.chain.progress import data_total, rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.corpora.fetcher import BlockOrigin
 from protocol.corpora.store import RunCorpora
-from protocol.events.status import NodeStatus, SwarmPeer, WhyIdle
-from protocol.membership.activity import Activity
+from protocol.events.status import NodeStatus
+from protocol.membership.activity import Activity, WorkPermit
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions, LineProbe
-from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
+from protocol.node.contributor import Contributor, OwnTrainer, Work
 from protocol.node.copies import CopyCensus
 from protocol.node.corpora import LeasedBlocks
 from protocol.node.evaluator import Evaluator
-from protocol.node.exchanges import AuditedResults, ResultSources
+from protocol.node.exchanges import ResultSources
 from protocol.node.initial_weights import INITIAL, InitialWeights
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
-from protocol.node.round_runner import RoundPeers, VoteLog
-from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
+from protocol.node.round_parts import RoundPeers, VoteLog
+from protocol.node.rounds import Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.state import StateKeeper, shown_while_it_starts
 from protocol.offload import Offload, charged, one_at_a_time
@@ -61,8 +61,8 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, TASK_CHUNK_BYTES
 class Node:
     """A peer of a run; call `run`.  The session's network delivers messages to `router`.
 
-    files: the run's files.  tasks: the crowd's sets of tasks;
-    None in a run without rollouts.  line_probe: measures the lines.
+    files: the run's files.  tasks: the crowd's sets of tasks; None in a run without rollouts.
+    line_probe: measures the lines.  permit: suspend it to compute nothing, but follow the swarm.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Node:
         trainer: TrainerLink | None,
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
+        permit: WorkPermit | None = None,
     ) -> None:
         decoding, offload = charged(one_at_a_time(offload)), charged(offload)
         self._counting = counting = RolloutCounter(session.me, RateLimitedEmitter(session.emit))
@@ -82,12 +83,11 @@ class Node:
         self._trainer = trainer if settings.role is Role.TRAINER else None
         self._process = trainer if settings.role is not Role.SEED else None
         self._membership = membership = Membership(session.me, trio.current_time(), self._history)
-        self._activity = activity = Activity(session.emit)
-        self._round = CurrentRound(EarlyReadyBuffer(self._history, replica.rounds.max_members))
+        self._activity = activity = Activity(session.emit, permit)
+        self.permit = activity.permit
         data = replica.manifest.data
         self._pace = Pace(data.sequences_per_step * data.row_tokens, self._generating)
         self._handshake = Handshake(session, replica.manifest, settings, self._history, activity)
-        self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         initialise = partial(self._initialise, trainer) if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
@@ -109,20 +109,26 @@ class Node:
         anchor = settings.anchor or replica.store.chosen()
         choice = ForkChoice(replica, membership, activity, anchor)
         self._following = Following(session, guard, self._catch_up, choice, claims)
-        self._ejections = Ejections(session, guard, replica, membership, offload, self._round.on_verdict)
-        self._detector = FailureDetector(session, guard, membership, self._round)
+        self._ejections = Ejections(session, guard, replica, membership, offload)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._tasks = TaskSets(session, guard, replica, offload, self._swarm) if replica.manifest.rl is not None else None
         self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._initial = initial = self._make_initial_weights(supplies)
-        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
-        amendments = Amendments(self.extensions, self._rollouts)
-        self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
+        own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
+        self._contributor = Contributor(session, replica, settings, offload, own_trainer, self.extensions, self._rollouts)
+        self._rounds = rounds = self._make_rounds(supplies)
+        self._ejections.listeners.append(rounds.on_verdict)
+        self._heartbeats = Heartbeats(
+            session, settings, self._history, membership, self._pace, activity, lambda: rounds.work
+        )
+        self._detector = detector = FailureDetector(session, guard, membership, rounds)
+        self._ticker = LivenessTicker(replica.rounds, detector, activity, self._following, rounds, settings.boot_clock)
         self.router = self._make_router(decoding)
         self._departure = Departure(session, settings, self._history, membership, activity, self._census)
-        self._life = self._make_life(supplies)
+        self._life = self._make_life()
+        self.permit.watch(self._choose_whether_to_serve)
         self.goodbye_heard_by: int | None = None
         """Number of peers that confirmed our goodbye; None before we have said it."""
 
@@ -177,34 +183,26 @@ class Node:
     def _make_router(self, decoding: Offload) -> MessageRouter:
         session, replica, membership = self._session, self._replica, self._membership
         router = MessageRouter(session, self._guard, decoding, self._handshake, self._ejections, membership)
-        handlers = RoundHandlers(self._handshake, membership, self._ejections, self._round)
-        router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
+        router.add(self._handshake, self._swarm, self._detector, self._rounds, self._ejections, self._evaluator)
         router.add(Serving(replica, self._offload), self.extensions, self._census)
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
-    def _make_life(self, supplies: StateFetcher) -> Life:
-        session, replica, settings, offload = self._session, self._replica, self._settings, self._offload
+    def _make_rounds(self, supplies: StateFetcher) -> Rounds:
+        session, replica, offload, membership = self._session, self._replica, self._offload, self._membership
+        peers = RoundPeers(session, self._guard, self._handshake, membership, self._ejections, self._activity)
+        votes = VoteLog(session, replica, offload, membership, is_copy=self._settings.is_copy)
+        sources = ResultSources(supplies, membership, self._activity)
+        return Rounds(peers, replica, offload, votes, sources, self._contributor)
+
+    def _make_life(self) -> Life:
+        session, replica, settings = self._session, self._replica, self._settings
         membership, activity, keeper = self._membership, self._activity, self._keeper
-        self._ticker = LivenessTicker(
-            replica.rounds, self._detector, activity, self._following, self._round, settings.boot_clock
-        )
-        rounds = Rounds(
-            self._guard,
-            replica,
-            RoundPeers(session, membership, activity),
-            VoteLog(session, replica, offload, membership, is_copy=settings.is_copy),
-            AuditedResults(
-                session, replica, offload, membership, ResultSources(supplies, membership, activity), self._ejections
-            ),
-            self._contributor,
-            self._round,
-        )
         return Life(
             self.router,
             StartupBarrier(session, replica, settings, membership, self._claims, activity, self.files),
             keeper,
-            rounds,
+            self._rounds,
             self._evaluator,
             self._departure,
             RunEnd(session, replica, activity, keeper, self.extensions, self._evaluator, self._rollouts),
@@ -228,18 +226,8 @@ class Node:
 
     def finish(self) -> float:
         """Stop once the running round is complete or cannot be completed; return the longest time that this takes (s)."""
-        self._life.finish(self._round_left_s(self._round.work) or 0.0)
+        self._life.finish(self._round_left_s(self._rounds.work) or 0.0)
         return self._departure.left_s or 0.0
-
-    def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason until `go_on`, but follow the swarm.  detail: a sentence about the rest's end."""
-        self._own_trainer.rest(why, detail)
-        self._choose_whether_to_serve()
-
-    def go_on(self, why: WhyIdle) -> None:
-        """Remove this reason to rest."""
-        self._own_trainer.go_on(why)
-        self._choose_whether_to_serve()
 
     def note_load(self, busy: str) -> None:
         """Show that our trainer is late because this computer is too busy.  busy: a sentence; empty if it is not."""
@@ -251,14 +239,7 @@ class Node:
         self._choose_whether_to_serve()
 
     def _choose_whether_to_serve(self) -> None:
-        if self._rollouts is not None:
-            self._rollouts.rest(self._own_trainer.rests)
-        self._swarm.serve(self._settings.serve_while_paused or not self._own_trainer.rests)
-
-    @property
-    def rests(self) -> bool:
-        """True while there is a reason to compute nothing."""
-        return self._own_trainer.rests
+        self._swarm.serve(self._settings.serve_while_paused or self.permit.is_granted)
 
     @property
     def rounds(self) -> int:
@@ -294,19 +275,6 @@ class Node:
             return None
         return self._pace.left_s(work.wanted - work.steps)
 
-    def _final_rounds(self) -> int:
-        """Return the number of final rounds, which this peer never replaces with another branch."""
-        return 0 if self._is_young() else self._history.final
-
-    def _unconfirmed_by(self, others: Sequence[SwarmPeer]) -> list[str]:
-        """Return the electors that have not confirmed the first provisional record and are away."""
-        here = {self._session.me, *(known.peer for known in others if known.liveness == "alive")}
-        return sorted(self._history.roster.finality.missing - here)
-
-    def _is_young(self) -> bool:
-        """Return True if we may still replace all our records with another history."""
-        return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
-
     async def weights(self) -> dict[str, Any]:
         """Return the content of `peer weights --json`: transfers under way, and the blobs that we serve."""
         coming = [told.to_fields() for told in self._swarm.transfers()]
@@ -319,9 +287,12 @@ class Node:
     def status(self) -> NodeStatus:
         """Return the part of `peer status` that the protocol knows."""
         round, manifest = self._history.length, self._replica.manifest
-        work, ahead = self._round.work or self._contributor.ahead_in(round), self._contributor.ahead_in(round + 1)
+        work, ahead = self._rounds.work or self._contributor.ahead_in(round), self._contributor.ahead_in(round + 1)
         traffic = self._session.network.traffic()
-        last, final, swarm = self._history.last, self._final_rounds(), self._heartbeats.neighbours(self._life.pace.counted)
+        last, swarm = self._history.last, self._heartbeats.neighbours(self._life.pace.counted)
+        is_young = self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
+        final = 0 if is_young else self._history.final  # a young history may still be replaced whole
+        here = {self._session.me, *(known.peer for known in swarm if known.liveness == "alive")}
         roster, rate = self._history.roster, self._heartbeats.tokens_per_s
         electorate, progress = roster.electorate, roster.progress
         figures = self._process.figures if self._process else None
@@ -343,9 +314,9 @@ class Node:
             final_rounds=final,
             final_tip="".join(tip.hex() for tip in self._history.tips(final, 1)),
             provisional_rounds=round - self._history.final,
-            unconfirmed_by=self._unconfirmed_by(swarm),
+            unconfirmed_by=sorted(self._history.roster.finality.missing - here),
             electors=list(electorate.electors),
-            founders_vote_until=electorate.founders_vote_until(roster.contributors or electorate.electors),
+            founders_vote_until=founders_vote_until(electorate, roster.contributors or electorate.electors),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),

@@ -22,6 +22,7 @@ from protocol.membership.handshake import Handshake
 from protocol.offload import Offload
 from protocol.transport.handlers import (
     Answers,
+    Fault,
     Guard,
     Hears,
     HearsNews,
@@ -151,9 +152,11 @@ class MessageRouter:
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """Answer a peer's question.  Raises `Refused`, or `Offence` if the question breaks the protocol."""
         self._note_heard(peer)
-        with self._guard.watch(peer, f"question '{kind:.40}'"):
-            return await self._answer(peer, kind, data)
-        raise Refused("this peer failed to answer the question")
+        try:
+            with self._guard.report(peer, f"question '{kind:.40}'"):
+                return await self._answer(peer, kind, data)
+        except Fault as fault:
+            raise Refused("this peer failed to answer the question") from fault
 
     async def _answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if peer in self._ejections:

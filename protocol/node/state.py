@@ -192,7 +192,7 @@ class StateKeeper:
                 self._show_catching_up()
                 await self._make(move)
                 begun = mending_since = trio.current_time()
-            elif history.length == 0 and self._lacks_genesis():
+            elif history.length == 0 and self._replica.manifest.genesis not in (None, self._digest):
                 await self._begin()
             elif self._replica.state.rounds < history.length:
                 await self._mend(trio.current_time() - mending_since)
@@ -201,10 +201,6 @@ class StateKeeper:
                 await trio.sleep(TICK_S)
             else:
                 return
-
-    def _lacks_genesis(self) -> bool:
-        """Return True if the manifest names a state before the first round that differs from our state."""
-        return self._replica.manifest.genesis not in (None, self._digest)
 
     async def _begin(self) -> None:
         """Fetch the state before the first round from the known peers; wait a moment if no peer has it."""

@@ -19,7 +19,7 @@ from protocol.disk import StoreFailed
 from protocol.events.events import BatchJudged, Event, Notice, RolloutsGenerated
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, RolloutTally
 from protocol.events.status import RolloutStatus, WhyIdle
-from protocol.membership.activity import Pause
+from protocol.membership.activity import WorkPermit
 from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
 from protocol.rollouts.batch import beacon_of
@@ -207,7 +207,10 @@ class Rollouts:
             self._reference = Reference(session, replica, trainer.keeping, swarm, offload, peers.keepers)
         self.selection = Selection(session, pool, self._files, trainer, rl.batches_per_round, self._reference)
         self._worker = RolloutMaker(session, rl, self._files, swarm, offload, trainer) if trainer.link is not None else None
-        self._pause, self._rests, self._ended = Pause(), False, False
+        self._permit = permit = WorkPermit()
+        """The permit of the peer, which the end of the run suspends for this work."""
+        permit.watch(lambda: trainer.rest(not permit.is_granted))
+        trainer.permit.watch(self._follow_the_peer)
 
     @property
     def status(self) -> WorkStatus | None:
@@ -296,7 +299,7 @@ class Rollouts:
 
     def _validators(self) -> frozenset[PeerId]:
         """Return the live validators, including us if we are one and do not rest."""
-        works = self._trainer.role is Role.VALIDATOR and not self._pause.on
+        works = self._trainer.role is Role.VALIDATOR and self._permit.is_granted
         return self._peers.validators() | ({self._session.me} if works else frozenset())
 
     def _move(self) -> None:
@@ -320,21 +323,19 @@ class Rollouts:
         """Return the sets of tasks that fall out by our counts or are lost, as a READY encodes them."""
         return self._trainer.tasks.against(tasks)
 
-    def rest(self, on: bool) -> None:
-        """Rest, or continue; batches that we have made are still served."""
-        self._rests = on
-        self._pause_or_go_on()
+    def _follow_the_peer(self) -> None:
+        """Rest while the peer rests; batches that we have made are still served."""
+        self._stop(WhyIdle.PAUSED, not self._trainer.permit.is_granted)
 
     def end(self, on: bool) -> None:
         """Stop computing because the run has ended, or continue."""
-        self._ended = on
-        self._pause_or_go_on()
+        self._stop(WhyIdle.RUN_ENDED, on)
 
-    def _pause_or_go_on(self) -> None:
-        on = self._rests or self._ended
-        if on != self._pause.on:
-            (self._pause.begin if on else self._pause.end)()
-            self._trainer.rest(on)
+    def _stop(self, why: WhyIdle, on: bool) -> None:
+        if on:
+            self._permit.suspend(why, "")
+        else:
+            self._permit.restore(why)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -406,7 +407,7 @@ class Rollouts:
 
     async def _check(self, link: RolloutLink) -> None:
         while True:
-            await self._pause.wait()
+            await self._permit.granted()
             found = self._pool.handle(TrainerIdle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, VerifyBatch)]
             for batch in checks:
@@ -439,7 +440,7 @@ class Rollouts:
         assert self._worker is not None
         forgotten = 0
         while True:
-            await self._pause.wait()
+            await self._permit.granted()
             made = None
             if self._pool.pending(trio.current_time()) >= MOST_PENDING:
                 self._show_idle(WhyIdle.WAITING_FOR_VERDICTS, f"{MOST_PENDING} batches wait for a verdict")

@@ -275,7 +275,7 @@ class SharedTrainer:
         assert replica.manifest.rl is not None, "no run with rollouts"
         self.link, self.tasks, self.keeping = link, tasks, keeping
         self.role, self.incarnation = settings.role, settings.incarnation
-        self.lock = TrainerLock()
+        self.lock, self.permit = TrainerLock(), activity.permit
         self.status = WorkStatus(activity, self.role) if self.role in WORK and link is not None else None
         self.versions: KeptVersions | None = None
         self._given: LoadedTasks | None = None

@@ -23,7 +23,7 @@ from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.fork_choice import Choice, ForkChoice
 from protocol.sync.remote_chains import Budget, Claims, LookCost, OverBudget, RemoteChains
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
-from protocol.transport.handlers import Guard
+from protocol.transport.handlers import Fault, Guard
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -229,22 +229,22 @@ class Following:
 
     async def _look_at(self, look: LookCost) -> None:
         peer, claims = look.peer, self._claims
-        with self._guard.watch(peer, "chain", passing=OURS):
-            try:
-                await self._follow(look)
-                return
-            except Uprooted:
-                return  # a move has changed our chain meanwhile
-            except OverBudget:
-                claims.postpone(peer)  # the peer is not at fault
-                return
-            except NetworkError as error:
-                self._session.emit(Notice("debug", f"could not follow {short_id(peer)}: {error}"))
-                claims.unanswered(look)
-                return
-            except Malformed as error:
-                self._session.emit(Dropped(peer, "chain", str(error)))
-        claims.disbelieve(peer)
+        try:
+            with self._guard.report(peer, "chain", passing=OURS):
+                try:
+                    await self._follow(look)
+                except Uprooted:
+                    pass  # a move has changed our chain meanwhile
+                except OverBudget:
+                    claims.postpone(peer)  # the peer is not at fault
+                except NetworkError as error:
+                    self._session.emit(Notice("debug", f"could not follow {short_id(peer)}: {error}"))
+                    claims.unanswered(look)
+                except Malformed as error:
+                    self._session.emit(Dropped(peer, "chain", str(error)))
+                    claims.disbelieve(peer)
+        except Fault:
+            claims.disbelieve(peer)
 
     async def _follow(self, look: LookCost) -> None:
         """Fetch records, make the fork choice, then fetch the state."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -192,6 +192,10 @@ Arguments = TypeVarTuple("Arguments")
 log = logging.getLogger(__name__)
 
 
+class Fault(Exception):
+    """A handler raised an error, which the guard has counted and reported."""
+
+
 class Guard:
     """The guard around the handlers of one node, and the tasks that they start.
 
@@ -222,6 +226,14 @@ class Guard:
         The context catches errors and ends early.  Cancellation, refusals and exceptions in `passing` propagate.
         """
         return HandlerScope(self, sender, what, (Refused, *passing))
+
+    @contextmanager
+    def report(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Return a context like `watch`, which raises `Fault` for the errors that it catches."""
+        with self.watch(sender, what, passing=passing):
+            yield
+            return
+        raise Fault
 
     def failed(self, sender: PeerId, what: str, error: Exception) -> None:
         """Count a failure, log and emit it, and disconnect the sender unless our own computer failed."""

@@ -134,10 +134,10 @@ def proof_of_nothing(forge: Callable[[Stage, Seat, Ready], bytes]) -> Conduct:
 
     async def conduct(stage: Stage) -> None:
         liar, victim = stage.liars[0], stage.honest[0]
-        work = stage.node(victim)._round.work
+        work = stage.node(victim)._rounds.work
         while work is None or work.ready is None:
             await trio.sleep(0.25)
-            work = stage.node(victim)._round.work
+            work = stage.node(victim)._rounds.work
         proof = forge(stage, victim, work.ready)
         with delivering(stage, liar, proof):
             await say_until_cancelled(partial(stage.gossip, liar), accusation(victim.peer, proof))

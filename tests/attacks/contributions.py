@@ -83,7 +83,7 @@ class Copying(HostileTrainer):
         return own
 
     def _of_victim(self, round: int) -> Contribution | None:
-        work = self._victim.node._round.work if self._victim.node else None
+        work = self._victim.node._rounds.work if self._victim.node else None
         seen = work.contribution if work is not None else None
         return seen if seen is not None and seen.round == round else None
 

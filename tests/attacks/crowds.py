@@ -102,15 +102,15 @@ async def repeated_proposals(stage: Stage) -> None:
 def gather_from(stage: Stage, seen: list[tuple[PeerId, Proposal]]) -> None:
     """Note the proposals that honest peers take up: everybody in the round could tell a stranger of them."""
     for seat in stage.honest:
-        current = stage.node(seat)._round
-        receive = current.receive
+        rounds = stage.node(seat)._rounds
+        receive = rounds.receive
 
         def overhear(sender, body, envelope, *, by=None, receive=receive):  # type: ignore[no-untyped-def]
             if isinstance(body, Proposal):
                 seen.append((sender, body))
             receive(sender, body, envelope, by=by)
 
-        current.receive = overhear  # type: ignore[method-assign]
+        rounds.receive = overhear  # type: ignore[method-assign]
 
 
 async def goodbyes(stage: Stage) -> None:

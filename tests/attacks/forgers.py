@@ -18,7 +18,7 @@ from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send, Vi
 from protocol.agreement.machine import RoundMachine
 from protocol.chain.electorate import tolerated
 from protocol.chain.records import record_hash
-from protocol.node import round_runner
+from protocol.node import rounds
 from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -138,7 +138,7 @@ class LyingMachine(RoundMachine):
 @contextmanager
 def lying(forgers: Mapping[PeerId, Forger]) -> Iterator[None]:
     """Rounds that these peers begin within are played by their forgers.  May be nested for different peers."""
-    honest: Any = getattr(round_runner, "RoundMachine")  # noqa: B009
+    honest: Any = getattr(rounds, "RoundMachine")  # noqa: B009
 
     def make(me: PeerId, *arguments: Any, **options: Any) -> RoundMachine:
         if me not in forgers:
@@ -147,7 +147,7 @@ def lying(forgers: Mapping[PeerId, Forger]) -> Iterator[None]:
         machine.forger = forgers[me]
         return machine
 
-    with patch.object(round_runner, "RoundMachine", make):
+    with patch.object(rounds, "RoundMachine", make):
         yield
 
 

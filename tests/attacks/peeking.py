@@ -43,8 +43,8 @@ class Answers:
 
 def running(stage: Stage, seat: Seat) -> list[RunningExchange]:
     """The exchanges of this honest peer's round."""
-    exchanges = stage.node(seat)._round.exchanges
-    return [*exchanges._running.values()] if exchanges is not None else []
+    running = stage.node(seat)._rounds.running
+    return [*running.exchanges._running.values()] if running is not None else []
 
 
 def watch_answers(stage: Stage) -> Answers:

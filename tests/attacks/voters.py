@@ -205,7 +205,7 @@ async def ready_again_and_again(stage: Stage) -> None:
     liar, serial = stage.liars[0], 10**6
     while True:
         node = stage.node(liar)
-        work = node._round.work
+        work = node._rounds.work
         if work is not None and work.ready is not None:
             serial += 1
             changed = work.ready.model_copy(update={"serial": serial, "root": bytes([serial % 256]) * 32})

@@ -15,7 +15,7 @@ from protocol.chain import electorate, records, store
 from protocol.chain.base import Base
 from protocol.chain.finality import Finality, Unconfirmed
 from protocol.chain.store import VoteFiles
-from protocol.node.round_runner import VoteLog
+from protocol.node.round_parts import VoteLog
 from protocol.sync import fork_choice
 from protocol.sync.fork_choice import Candidate, Constituency, ForkChoice
 from protocol.wire.canonical import Malformed

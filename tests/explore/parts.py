@@ -32,8 +32,8 @@ from protocol.chain.finality import Finality, RecentWork
 from protocol.chain.history import ProvisionalMark
 from protocol.chain.records import is_full, record_hash
 from protocol.chain.store import VoteFiles
-from protocol.node import round_runner
-from protocol.node.round_runner import VoteLog
+from protocol.node import round_parts
+from protocol.node.round_parts import VoteLog
 from protocol.sync import fork_choice
 from protocol.sync.fork_choice import Constituency, ForkChoice, Side, took_part
 from protocol.wire.hashes import Hash
@@ -511,7 +511,7 @@ class Parts:
         """Search until a flaw is found or all states are known."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(fork_choice, "trio", _Clock()))
-            for module in (store, round_runner):
+            for module in (store, round_parts):
                 stack.enter_context(patch.object(module, "read_voter_state", lambda kept: kept))
             return self._run()
 

@@ -7,14 +7,14 @@ from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Serving
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector
-from protocol.node.rounds import RoundHandlers
+from protocol.node.rounds import Rounds
 from protocol.transport.handlers import Answers, IsTold, declarations
 from protocol.transport.interface import MALFORMED, Refused
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 
-COMPONENTS = (Handshake, FailureDetector, RoundHandlers, Ejections, Swarm, Serving)
+COMPONENTS = (Handshake, FailureDetector, Rounds, Ejections, Swarm, Serving)
 """Classes of a node that answer questions."""
 
 

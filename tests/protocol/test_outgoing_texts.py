@@ -69,8 +69,7 @@ def test_a_heartbeat_says_no_word_of_the_detail(tmp_path: Path, detail: str, pha
     settings = NodeSettings("me", Role.TRAINER, "0", 4)
     pace: Any = SimpleNamespace(all_tokens_per_s=0.0)
     nobody: Any = None
-    progress: Any = SimpleNamespace(steps=0, loss=0.0, ready_raw=b"")
-    beats = Heartbeats(session, settings, replica.history, nobody, pace, activity, progress)
+    beats = Heartbeats(session, settings, replica.history, nobody, pace, activity, lambda: None)
     encoded = beats._heartbeat().encode()
     assert not any(word.encode() in encoded for word in detail.split() if len(word) > 4)
     replica.state.close()

@@ -14,7 +14,7 @@ from protocol.events.events import PhaseChanged
 from protocol.events.status import REMEDIES, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.lifecycle import StartupBarrier
-from protocol.node.round_runner import RoundReport
+from protocol.node.round_parts import RoundReport
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Phase, Role

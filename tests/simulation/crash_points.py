@@ -28,7 +28,7 @@ import trio
 from protocol.agreement.events import RoundEffect, Send
 from protocol.allreduce.runner import ExchangeRunner, Sender
 from protocol.chain.history import History
-from protocol.node.round_runner import RoundRunner
+from protocol.node.rounds import RunningRound
 from protocol.node.state import StateKeeper
 from protocol.run.manifest import RoundSection, SignedManifest
 from protocol.sync.catch_up import CatchUp
@@ -122,7 +122,7 @@ class Trap:
             self.sprung.append(self.points.pop(0))
             process.die()
 
-    def role(self, runner: RoundRunner) -> None:
+    def role(self, runner: RunningRound) -> None:
         """Take down what a peer is in its running round."""
         me, machine, plan = runner.session.me, runner.machine, runner.machine.state.plan
         if runner.base.round and me not in runner.base.electors:
@@ -140,7 +140,7 @@ def laid(trap: Trap) -> Iterator[None]:
     """Within, whatever peers do passes by the trap."""
 
     def by_runner(what: Callable[..., str]) -> Name:
-        def name(runner: RoundRunner, *arguments: Any) -> tuple[str, PeerId]:
+        def name(runner: RunningRound, *arguments: Any) -> tuple[str, PeerId]:
             trap.role(runner)
             return what(*arguments), runner.session.me
 
@@ -150,8 +150,8 @@ def laid(trap: Trap) -> Iterator[None]:
         return lambda *arguments: (what, _running_peer())
 
     watched: tuple[tuple[type, str, Name], ...] = (
-        (RoundRunner, "_perform", by_runner(_name_of_round_effect)),
-        (RoundRunner, "_say_ready", by_runner(lambda *arguments: "say ready")),
+        (RunningRound, "_perform", by_runner(_name_of_round_effect)),
+        (RunningRound, "_say_ready", by_runner(lambda *arguments: "say ready")),
         (ExchangeRunner, "_perform", lambda runner, effect: (type(effect).__name__, runner.machine.me)),
         (Sender, "_push_until_over", lambda sender, *arguments: ("push", sender._machine.me)),
         (History, "written", plain("append")),

@@ -30,7 +30,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.results import ResultName
 from protocol.chain.store import VoteFiles
 from protocol.node.contributor import Contributor
-from protocol.node.round_runner import RoundRunner
+from protocol.node.rounds import RunningRound
 from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
@@ -211,7 +211,7 @@ def _sent_before_persisted() -> Sequence[Any]:
     """A vote is on its way a moment before it is on the disk."""
 
     def hasty(perform: Any) -> Any:
-        async def performs(self: RoundRunner, effect: RoundEffect, nursery: trio.Nursery) -> None:
+        async def performs(self: RunningRound, effect: RoundEffect, nursery: trio.Nursery) -> None:
             if isinstance(effect, Persist):
 
                 async def later() -> None:
@@ -224,7 +224,7 @@ def _sent_before_persisted() -> Sequence[Any]:
 
         return performs
 
-    return [_instead(RoundRunner, "_perform", hasty)]
+    return [_instead(RunningRound, "_perform", hasty)]
 
 
 # -- order --------------------------------------------------------------------------------------------------------------

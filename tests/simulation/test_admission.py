@@ -139,12 +139,12 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
             "it is let in", lambda: one.node is not None and one.node._handshake.may_speak(slow.peer), within_s=20
         )
         assert slow.node is not None
-        slow.node.rest(WhyIdle.PAUSED, "paused")
+        slow.node.permit.suspend(WhyIdle.PAUSED, "paused")
         await until_expired(world)
         assert slow.peer not in members(one)
         world.faults.kill(three)
         world.start(three)  # has not met it, and sees the proof in its READY
-        slow.node.go_on(WhyIdle.PAUSED)
+        slow.node.permit.restore(WhyIdle.PAUSED)
         await world.until("it is a member", lambda: slow.peer in newest(one), within_s=120)
 
     holds(simulate(4, scenario, signed=invited_run()))

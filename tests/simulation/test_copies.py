@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.events.events import Event, Notice, RoundCommitted, RoundVoted
-from protocol.node.round_runner import ABSTENTIONS
+from protocol.node.round_parts import ABSTENTIONS
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World

@@ -126,7 +126,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
             if trouble == "killed":
                 world.faults.kill(seat)
             elif trouble == "paused":
-                seat.node.rest(WhyIdle.PAUSED, "paused")  # type: ignore[union-attr]
+                seat.node.permit.suspend(WhyIdle.PAUSED, "paused")  # type: ignore[union-attr]
             else:
                 world.leave(seat)
             await trio.lowlevel.checkpoint()

@@ -30,14 +30,14 @@ def test_a_peer_that_rests_serves_a_newcomer_unless_its_owner_said_no(serves: bo
         rests = first[0].node
         assert rests is not None
         rests.serve_while_paused(serves)
-        rests.rest(WhyIdle.PAUSED, "paused")
+        rests.permit.suspend(WhyIdle.PAUSED, "paused")
         before, others_before = served(first[0]), served(first[1]) + served(first[2])
         world.start(newcomer)
         await world.until("it came in", lambda: newcomer.node is not None and newcomer.node.rounds >= 8, within_s=120)
         assert served(first[1]) + served(first[2]) > others_before
         assert (served(first[0]) > before) is serves
         before = served(first[0])
-        rests.go_on(WhyIdle.PAUSED)
+        rests.permit.restore(WhyIdle.PAUSED)
         world.faults.kill(newcomer)
         await world.until_round(13, within_s=120)
         world.start(newcomer)
@@ -62,14 +62,14 @@ def test_a_paused_peer_makes_and_judges_nothing_serves_what_it_made_and_goes_on(
         rests = seats[role][0]
         await world.until("it works", lambda: made[rests.peer] >= 2, within_s=240)
         assert rests.node is not None
-        rests.node.rest(WhyIdle.PAUSED, "paused")
+        rests.node.permit.suspend(WhyIdle.PAUSED, "paused")
         assert (rests.node.phase, rests.node.status().why_idle) == (Phase.PAUSED, "paused")
         await trio.sleep(1)  # a judgement that was made by then is still said
         before, round = made[rests.peer], max(world.rounds())
         await world.until_round(round + 3, within_s=240)
         assert made[rests.peer] == before and rests.node.status().why_idle == "paused"
         assert rests.node._swarm.serves and not judge.aside
-        rests.node.go_on(WhyIdle.PAUSED)
+        rests.node.permit.restore(WhyIdle.PAUSED)
         await world.until("it works again", lambda: made[rests.peer] > before, within_s=240)
         assert rests.node.phase is not Phase.PAUSED
 

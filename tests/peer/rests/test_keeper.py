@@ -121,22 +121,22 @@ def test_others_on_the_gpu_go_first_where_the_owner_wants_it() -> None:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-class Node:
+class Permit:
     def __init__(self) -> None:
         self.told: list[tuple[str, WhyIdle]] = []
 
-    def rest(self, why: WhyIdle, detail: str) -> None:
-        self.told.append(("rest", why))
+    def suspend(self, why: WhyIdle, detail: str) -> None:
+        self.told.append(("suspend", why))
 
-    def go_on(self, why: WhyIdle) -> None:
-        self.told.append(("go on", why))
+    def restore(self, why: WhyIdle) -> None:
+        self.told.append(("restore", why))
 
 
 def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -> None:
     unplugged = replace(CALM, plugged=False)
     night = replace(unplugged, now=NOON.replace(hour=20))
     readings = iter([CALM, unplugged, unplugged, night, None, *[CALM] * 100])
-    node = Node()
+    permit = Permit()
 
     async def ask() -> SensorReading | None:
         await trio.lowlevel.checkpoint()
@@ -144,42 +144,42 @@ def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -
 
     async def main() -> None:
         with trio.move_on_after(7 * LOOK_S):
-            await RestKeeper(RestJudge(EVERYTHING), ask, node).run()  # type: ignore[arg-type]
+            await RestKeeper(RestJudge(EVERYTHING), ask, permit).run()  # type: ignore[arg-type]
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert node.told == [
-        ("rest", WhyIdle.ON_BATTERY),
-        ("rest", WhyIdle.OUTSIDE_HOURS),
-        ("go on", WhyIdle.ON_BATTERY),
-        ("go on", WhyIdle.OUTSIDE_HOURS),
+    assert permit.told == [
+        ("suspend", WhyIdle.ON_BATTERY),
+        ("suspend", WhyIdle.OUTSIDE_HOURS),
+        ("restore", WhyIdle.ON_BATTERY),
+        ("restore", WhyIdle.OUTSIDE_HOURS),
     ]
 
 
 def test_a_setting_that_changes_is_judged_by_at_once() -> None:
-    node = Node()
+    permit = Permit()
 
     async def ask() -> SensorReading | None:
         await trio.lowlevel.checkpoint()
         return replace(CALM, plugged=False, temperature=81.0)
 
     async def main() -> None:
-        keeper, told = RestKeeper(RestJudge(RestLimits()), ask, node), list[int]()  # type: ignore[arg-type]
+        keeper, told = RestKeeper(RestJudge(RestLimits()), ask, permit), list[int]()  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
             await trio.sleep(LOOK_S / 2)
             for limits in (RestLimits(on_battery=True), RestLimits(None, 80.0, True), RestLimits(None, 90.0, True)):
                 keeper.change(limits)
                 await trio.sleep(LOOK_S / 20)
-                told.append(len(node.told))
+                told.append(len(permit.told))
             nursery.cancel_scope.cancel()
         assert told == [2, 3, 4]
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert node.told == [
-        ("rest", WhyIdle.ON_BATTERY),
-        ("go on", WhyIdle.ON_BATTERY),
-        ("rest", WhyIdle.TOO_HOT),
-        ("go on", WhyIdle.TOO_HOT),
+    assert permit.told == [
+        ("suspend", WhyIdle.ON_BATTERY),
+        ("restore", WhyIdle.ON_BATTERY),
+        ("suspend", WhyIdle.TOO_HOT),
+        ("restore", WhyIdle.TOO_HOT),
     ]
 
 

@@ -306,8 +306,8 @@ def test_a_clock_that_was_set_back_makes_no_pause_endless(tmp_path: Path) -> Non
 class Peer:
     """Notes what it is asked."""
 
-    def __init__(self) -> None:
-        self.done: list[object] = []
+    def __init__(self, paused: TimedPause | None = None) -> None:
+        self.done, self.paused = list[object](), paused
 
     async def pause(self, pause: TimedPause) -> None:
         await trio.lowlevel.checkpoint()
@@ -315,6 +315,7 @@ class Peer:
 
     async def resume(self) -> None:
         await trio.lowlevel.checkpoint()
+        self.paused = None
         self.done.append("resumed")
 
     def notice(self, level: str, text: str) -> None:
@@ -325,10 +326,10 @@ class Peer:
 
 
 def test_a_pause_that_an_earlier_life_left_ends_at_its_hour() -> None:
-    peer: Any = Peer()
+    peer: Any = Peer(TimedPause(time.time() + 0.0))
 
     async def main() -> None:
-        controls = Controls(peer, TimedPause(time.time() + 0.0))
+        controls = Controls(peer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(controls.run)
             await trio.testing.wait_all_tasks_blocked()

@@ -71,7 +71,8 @@ class Table:
         self.replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
         session = a_session(signed.run, self.network, self.events)
         guard = Guard(session)
-        self.ejections = Ejections(session, guard, self.replica, self.membership, at_once, self.verdicts.append)
+        self.ejections = Ejections(session, guard, self.replica, self.membership, at_once)
+        self.ejections.listeners.append(self.verdicts.append)
         self.held = RAW
         self.asked: list[PeerId] = []
         for peer in (ACCUSER, OTHER):

@@ -8,7 +8,7 @@ import trio.testing
 
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import WhyIdle
-from protocol.membership.activity import Activity
+from protocol.membership.activity import Activity, WorkPermit
 from protocol.wire.presence import Phase
 
 
@@ -18,36 +18,54 @@ def show(activity: Activity, phase: Phase) -> Phase:
     return activity.phase
 
 
+def paused(activity: Activity) -> Phase:
+    """What it is after its permit was suspended."""
+    activity.permit.suspend(WhyIdle.PAUSED, "paused")
+    return activity.phase
+
+
 def resumed(activity: Activity) -> Phase:
     """What it is after the pause is over."""
-    activity.resume()
+    activity.permit.restore(WhyIdle.PAUSED)
     return activity.phase
 
 
 def test_while_paused_only_the_end_is_shown() -> None:
     activity = Activity(lambda event: None)
-    assert show(activity, Phase.PAUSED) is Phase.PAUSED
+    assert paused(activity) is Phase.PAUSED
     assert show(activity, Phase.COMPUTING) is Phase.PAUSED
-    activity.resume()
+    resumed(activity)
     assert show(activity, Phase.READY) is Phase.READY
     assert resumed(activity) is Phase.READY, "there was no pause to end"
-    show(activity, Phase.PAUSED)
+    paused(activity)
     assert show(activity, Phase.STOPPING) is Phase.STOPPING
-    for phase in (Phase.COMPUTING, Phase.PAUSED):
-        assert show(activity, phase) is Phase.STOPPING
+    assert show(activity, Phase.COMPUTING) is paused(activity) is Phase.STOPPING
     assert resumed(activity) is Phase.STOPPING
 
 
 def test_after_a_pause_it_is_what_it_would_have_been_without_it() -> None:
     activity = Activity(lambda event: None)
     show(activity, Phase.COMPUTING)
-    show(activity, Phase.PAUSED)
+    paused(activity)
     assert resumed(activity) is Phase.COMPUTING
-    show(activity, Phase.PAUSED)
+    paused(activity)
     activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up")
-    show(activity, Phase.PAUSED)
+    paused(activity)
     assert resumed(activity) is Phase.SYNCING
     assert (activity.why, activity.detail) == (WhyIdle.FETCHING_STATE, "catching up")
+
+
+def test_a_peer_that_was_paused_before_it_began_begins_paused() -> None:
+    permit, events, turns = WorkPermit(), list[Event](), list[bool]()
+    permit.suspend(WhyIdle.PAUSED, "paused by you")
+    permit.watch(lambda: turns.append(permit.is_granted))
+    Activity(events.append, permit)
+    permit.suspend(WhyIdle.TOO_HOT, "90 degrees")
+    permit.restore(WhyIdle.PAUSED)
+    permit.restore(WhyIdle.TOO_HOT)
+    shown = [("paused", "paused by you"), ("too hot", "90 degrees"), ("starting", "")]
+    told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
+    assert told == shown and turns == [False, True]
 
 
 def test_only_changes_are_emitted() -> None:
@@ -62,7 +80,7 @@ def test_only_changes_are_emitted() -> None:
 async def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
     async def waited_s(phase: Phase) -> float:
         activity = Activity(lambda event: None)
-        show(activity, phase)
+        paused(activity) if phase is Phase.PAUSED else show(activity, phase)
         begun = trio.current_time()
         await activity.until_urgent(2.0)
         return trio.current_time() - begun
@@ -106,9 +124,9 @@ def test_a_peer_that_nobody_admits_says_why_until_somebody_does() -> None:
     activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
     assert activity.detail == ""
     activity.show(Phase.STARTING, WhyIdle.STARTING, "listening")
-    activity.show(Phase.PAUSED, WhyIdle.PAUSED, "paused")
+    paused(activity)
     assert activity.detail == "paused"
-    activity.resume()
+    resumed(activity)
     activity.note_greeted(None)
     assert (activity.why, activity.detail) == (WhyIdle.STARTING, "listening")
     activity.note_greeted("go away")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
@@ -18,7 +18,8 @@ from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
-from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers
+from protocol.node.round_parts import RoundPeers
+from protocol.node.rounds import Rounds
 from protocol.node.router import MessageRouter
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
@@ -54,19 +55,20 @@ class Stage:
         self.replica = replica = a_replica(signed, folder)
         session, history = a_session(self.run, self.network, self.events), replica.history
         guard, activity = Guard(session), Activity(self.events.append)
-        current = CurrentRound(EarlyReadyBuffer(history, replica.rounds.max_members))
         settings = NodeSettings("me", Role.TRAINER, "0", 1)
         self.guard, self.membership = guard, Membership(ME.peer_id, 0.0, history)
         handshake = Handshake(session, signed.manifest, settings, history, activity)
         swarm = Swarm(session, self.membership, ReplicaShelf(replica).find, at_once)
-        self.ejections = Ejections(session, guard, replica, self.membership, at_once, current.on_verdict)
+        self.ejections = Ejections(session, guard, replica, self.membership, at_once)
+        peers, nothing = RoundPeers(session, guard, handshake, self.membership, self.ejections, activity), cast("Any", None)
+        rounds = Rounds(peers, replica, at_once, nothing, nothing, nothing)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
         self.router.add(
             handshake,
             swarm,
-            FailureDetector(session, guard, self.membership, current),
-            RoundHandlers(handshake, self.membership, self.ejections, current),
+            FailureDetector(session, guard, self.membership, rounds),
+            rounds,
             self.ejections,
             Evaluator(session, replica, self.membership, None, activity),
             Serving(replica, at_once),

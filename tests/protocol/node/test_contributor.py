@@ -25,7 +25,7 @@ from protocol.formats.results import SourceLoss
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
-from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
+from protocol.node.contributor import Contributor, OwnTrainer, Work
 from protocol.node.round_limits import RoundLimits, limits_from
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
@@ -85,14 +85,14 @@ class Trainer:
 class Table:
     def __init__(self, folder: Path, signed: SignedManifest, with_trainer: bool) -> None:
         self.replica, self.events = a_replica(signed, folder), list[Event]()
-        self.manifest, self.work = self.replica.manifest, Work(self.replica.layouts.contribution)
+        self.manifest, self.work = self.replica.manifest, Work(layout=self.replica.layouts.contribution)
         self.trainer = Trainer(bytes(range(256)) * (self.replica.layouts.contribution.payload_bytes // 256 + 1))
         self.activity = Activity(self.events.append)
         session, settings = a_session(signed.run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
         trainer: Any = self.trainer if with_trainer else None
         self.own = OwnTrainer(trainer, Pace(8), self.activity)
-        amendments = Amendments(Extensions(session, Guard(session), self.replica, at_once), None)
-        self.contributor = Contributor(session, self.replica, settings, at_once, self.own, amendments)
+        extensions = Extensions(session, Guard(session), self.replica, at_once)
+        self.contributor = Contributor(session, self.replica, settings, at_once, self.own, extensions)
 
 
 @asynccontextmanager
@@ -217,7 +217,7 @@ async def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(table
         manifest = table.manifest.model_copy(update={"data": data})
         mixing = replace(table.replica, signed=replace(table.replica.signed, manifest=manifest))
         with patch.object(table.contributor, "_replica", mixing):
-            ready, _ = await table.contributor.commit(FAR, Work(table.replica.layouts.contribution), stated, STATE)
+            ready, _ = await table.contributor.commit(FAR, Work(layout=table.replica.layouts.contribution), stated, STATE)
         assert losses_in(ready.losses) == losses
 
 
@@ -246,41 +246,41 @@ async def test_numbers_of_failed_training_are_not_contributed(table: Table, loss
 
 
 async def test_nothing_is_computed_while_paused(table: Table) -> None:
-    table.own.rest(WhyIdle.PAUSED, "paused")
+    table.own.permit.suspend(WhyIdle.PAUSED, "paused")
     assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
     async with trio.open_nursery() as nursery:
         nursery.start_soon(table.contributor.compute, FAR, table.work)
         await trio.sleep(1000)
         assert table.trainer.tasks == []
-        table.own.go_on(WhyIdle.PAUSED)
+        table.own.permit.restore(WhyIdle.PAUSED)
     assert len(table.trainer.tasks) == 1 and table.contributor.computes
     assert table.trainer.told == ["pause", "resume"]
 
 
 async def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(table: Table) -> None:
-    table.own.rest(WhyIdle.PAUSED, "paused")
+    table.own.permit.suspend(WhyIdle.PAUSED, "paused")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(table.contributor.compute, FAR, table.work)
         await trio.sleep(1)
-        table.own.go_on(WhyIdle.PAUSED)
-        table.own.rest(WhyIdle.TOO_HOT, "hot")
+        table.own.permit.restore(WhyIdle.PAUSED)
+        table.own.permit.suspend(WhyIdle.TOO_HOT, "hot")
         await trio.sleep(1000)
         assert table.trainer.tasks == []
-        table.own.go_on(WhyIdle.TOO_HOT)
+        table.own.permit.restore(WhyIdle.TOO_HOT)
     assert len(table.trainer.tasks) == 1
 
 
 async def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(table: Table) -> None:
     contributor, activity = table.contributor, table.activity
     activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
-    table.own.rest(WhyIdle.TOO_HOT, "90 degrees")
-    table.own.rest(WhyIdle.PAUSED, "paused by you")
-    table.own.rest(WhyIdle.TOO_HOT, "91 degrees")
+    table.own.permit.suspend(WhyIdle.TOO_HOT, "90 degrees")
+    table.own.permit.suspend(WhyIdle.PAUSED, "paused by you")
+    table.own.permit.suspend(WhyIdle.TOO_HOT, "91 degrees")
     assert (activity.why, activity.detail) == (WhyIdle.PAUSED, "paused by you"), "the person's own goes before others"
-    table.own.go_on(WhyIdle.ON_BATTERY)
-    table.own.go_on(WhyIdle.PAUSED)
+    table.own.permit.restore(WhyIdle.ON_BATTERY)
+    table.own.permit.restore(WhyIdle.PAUSED)
     assert (activity.why, activity.detail) == (WhyIdle.TOO_HOT, "91 degrees") and not contributor.computes
-    table.own.go_on(WhyIdle.TOO_HOT)
+    table.own.permit.restore(WhyIdle.TOO_HOT)
     assert contributor.computes and activity.phase is Phase.COMPUTING
     assert table.trainer.told == ["pause", "resume"]
 
@@ -303,7 +303,7 @@ async def test_training_ahead_is_begun_anew_if_the_state_that_it_has_taken_over_
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
         table.trainer.lasts_s = 10
-        contributor.train_ahead(first, table.work, nursery)
+        contributor.train_ahead(first, table.work, nursery.start_soon)
         with trio.move_on_after(1) as interrupted:
             await contributor.compute(second, contributor.work_on(second))
         assert interrupted.cancelled_caught
@@ -321,7 +321,7 @@ async def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tab
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(idle, table.work) is not None
         assert idle.next_lease(table.manifest, ME.peer_id)
-        contributor.train_ahead(idle, table.work, nursery)
+        contributor.train_ahead(idle, table.work, nursery.start_soon)
         assert await contributor.compute(second, contributor.work_on(second)) is not None
     assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
 
@@ -331,12 +331,12 @@ async def test_nothing_is_trained_ahead_while_paused(table: Table) -> None:
     (first, second), contributor = streamed(table), table.contributor
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
-        table.own.rest(WhyIdle.PAUSED, "paused")
-        contributor.train_ahead(first, table.work, nursery)
+        table.own.permit.suspend(WhyIdle.PAUSED, "paused")
+        contributor.train_ahead(first, table.work, nursery.start_soon)
         nursery.start_soon(contributor.compute, second, contributor.work_on(second))
         await trio.sleep(1000)
         assert [task.round for task in table.trainer.tasks] == [0]
-        table.own.go_on(WhyIdle.PAUSED)
+        table.own.permit.restore(WhyIdle.PAUSED)
     assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
 
 
@@ -346,7 +346,7 @@ async def test_steps_for_the_next_round_are_told_as_ahead_until_the_result_is_he
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
         table.trainer.early_steps = 2
-        contributor.train_ahead(first, table.work, nursery)
+        contributor.train_ahead(first, table.work, nursery.start_soon)
         await trio.testing.wait_all_tasks_blocked()
         ahead = contributor.ahead_in(1)
         assert ahead is not None and (ahead.steps, ahead.wanted) == (2, 10) and contributor.ahead_in(0) is None
@@ -360,7 +360,7 @@ async def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_
     (first, second), contributor = streamed(table), table.contributor
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
-        contributor.train_ahead(first, table.work, nursery)
+        contributor.train_ahead(first, table.work, nursery.start_soon)
         contributor.finish(first)
         assert table.trainer.told == []
         contributor.finish(second)
@@ -386,7 +386,7 @@ async def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_resu
     async with trio.open_nursery() as nursery:
         assert await table.contributor.compute(first, table.work) is not None
         table.trainer.early_steps = steps
-        table.contributor.train_ahead(first, table.work, nursery)
+        table.contributor.train_ahead(first, table.work, nursery.start_soon)
         ahead = table.contributor.ahead_in(1)
         assert ahead is not None
         ahead.begin(wanted)
@@ -403,7 +403,7 @@ async def test_waits_for_a_result_are_no_time_of_training_ahead(table: Table, st
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
         table.trainer.early_steps = steps
-        contributor.train_ahead(first, table.work, nursery)
+        contributor.train_ahead(first, table.work, nursery.start_soon)
         await trio.sleep(7.0)
         work = contributor.work_on(second)
         assert contributor.ahead_s(work) == pytest.approx(ahead_s) and contributor.ahead_s(table.work) == 0.0

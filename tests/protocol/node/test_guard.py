@@ -7,7 +7,7 @@ import trio
 
 from protocol.events.events import Dropped, Event, HandlerFailed, Notice
 from protocol.node.router import MAX_TOLD, TELL_EVERY_S, RateLimitedEmitter
-from protocol.transport.handlers import Guard
+from protocol.transport.handlers import Fault, Guard
 from protocol.transport.interface import Offence, Refused
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session
@@ -40,7 +40,7 @@ async def test_trouble_of_our_own_is_counted_and_held_against_nobody(error: Exce
     await trio.lowlevel.checkpoint()
     with guard.watch(ANN.peer_id, "question 'chunk'"):
         raise error
-    with guard.watch(ME.peer_id, "tick"):
+    with pytest.raises(Fault), guard.report(ME.peer_id, "tick"):
         raise ValueError
     assert guard.failures == len(events) == 2 and network.forgotten == []
 

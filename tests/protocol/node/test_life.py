@@ -10,13 +10,15 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.agreement.events import Forward
 from protocol.chain.electorate import Roster
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.node.lifecycle import HAND_OVER_S, Departure, Life, StartupBarrier
-from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, StateDisagreement
+from protocol.node.round_parts import Deliveries
+from protocol.node.rounds import Behind, Outcome, StateDisagreement
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import Guard
@@ -118,7 +120,7 @@ class Stage:
         self.refusals -= 1
         return self.refusals < 0
 
-    async def _run_next(self, beside: object, *, state_verified: bool, deliveries: PendingDeliveries) -> Outcome:
+    async def _run_next(self, beside: object, *, state_verified: bool) -> Outcome:
         self.log.append("rounds.run_next")
         await trio.sleep(10)
         if not self.outcomes:
@@ -135,7 +137,7 @@ class Stage:
         on_wait("fetching the run's file tasks.jsonl from its peers")
         await self._files.wait()
 
-    async def _hand_over(self, deliveries: PendingDeliveries) -> None:
+    async def _hand_over(self) -> None:
         self.log.append("rounds.hand_over")
         await trio.sleep(self.hand_over_s)
 
@@ -259,14 +261,15 @@ async def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: 
 
 @pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])
 async def test_it_is_over_when_the_last_delivery_is(durations: list[float]) -> None:
-    async def deliver(deliveries: PendingDeliveries, seconds: float) -> None:
-        with deliveries.delivery():
-            await trio.sleep(seconds)
+    async def request(peer: PeerId, kind: str, raw: bytes, *, timeout_s: float) -> None:
+        await trio.sleep(float(raw))
 
+    peers: Any = SimpleNamespace(session=SimpleNamespace(network=SimpleNamespace(request=request)), guard=None)
+    inbox: Any = None
     async with trio.open_nursery() as nursery:
-        deliveries, began = PendingDeliveries(nursery), trio.current_time()
+        deliveries, began = Deliveries(peers), trio.current_time()
         for seconds in durations:
-            nursery.start_soon(deliver, deliveries, seconds)
+            deliveries.send(Forward(ANN.peer_id, "vote", str(seconds).encode()), inbox, nursery)
         await trio.testing.wait_all_tasks_blocked()
         await deliveries.delivered()
         assert trio.current_time() - began == max(durations, default=0.0)

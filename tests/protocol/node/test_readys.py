@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.node.rounds import STRANGERS_PER_MEMBER, EarlyReadyBuffer
+from protocol.node.round_parts import STRANGERS_PER_MEMBER, EarlyReadyBuffer
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

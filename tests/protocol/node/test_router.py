@@ -20,7 +20,7 @@ from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Liveness
 from protocol.node import router
 from protocol.node.commands import Extensions
-from protocol.node.rounds import RoundHandlers
+from protocol.node.rounds import Rounds
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.admission import make_hello
 from protocol.run.manifest import Admission, SignedManifest, sign
@@ -38,7 +38,7 @@ from tests.protocol.chains import a_run, in_run
 from tests.protocol.node.stage import Stage
 from tests.protocol.peers import ANN, BOB, ME, a_heartbeat
 
-HEARERS = (FailureDetector, RoundHandlers, Ejections, TaskSets, Rollouts, Extensions)
+HEARERS = (FailureDetector, Rounds, Ejections, TaskSets, Rollouts, Extensions)
 
 
 def test_each_kind_that_travels_by_gossip_has_one_handler() -> None:

@@ -14,7 +14,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
 from protocol.node.lifecycle import TICK_S, LivenessTicker
-from protocol.node.round_runner import Behind
+from protocol.node.rounds import Behind
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
@@ -45,7 +45,7 @@ def suspected_at(network: TableNetwork) -> float:
         membership = Membership(ME.peer_id, 0.0, TheseMembers())
         membership.on_connected(ANN.peer_id, 0.0)
         membership.on_heartbeat(ANN.peer_id, a_heartbeat(), 0.0, ANN.peer_id)
-        current: Any = SimpleNamespace(runner=None, peer_suspected=peer_suspected)
+        current: Any = SimpleNamespace(running=None, peer_suspected=peer_suspected)
         activity: Any = SimpleNamespace(was_away=False)
         session = a_session(RUN, network, events)
         detector = FailureDetector(session, Guard(session), membership, current)
@@ -90,7 +90,7 @@ async def test_a_peer_that_did_not_run_gives_up_its_round_unless_it_is_certified
     activity = Activity(lambda event: None)
     activity.note_present()
     runner = SimpleNamespace(deciding=deciding, end=ended.append, exchanges=SimpleNamespace(any=False))
-    current: Any = SimpleNamespace(runner=runner, peer_suspected=lambda peer: None)
+    current: Any = SimpleNamespace(running=runner, peer_suspected=lambda peer: None)
     session = a_session(RUN, TableNetwork(), [])
     detector = FailureDetector(session, Guard(session), Membership(ME.peer_id, 0.0, TheseMembers()), current)
     ticker = LivenessTicker(rounds, detector, activity, nobody_else, current, lambda: trio.current_time() + jumped[0])

@@ -142,10 +142,10 @@ def test_a_pause_and_a_rounds_phases_are_not_painted_over() -> None:
     assert shown.now == (Phase.APPLYING, WhyIdle.COMMITTING)
     shown.status.show()
     assert shown.now == (Phase.VERIFYING, WhyIdle.TRAINER_RESTARTING)
-    shown.activity.show(Phase.PAUSED, WhyIdle.PAUSED, "paused")
+    shown.activity.permit.suspend(WhyIdle.PAUSED, "paused")
     shown.status.works()
     assert shown.now == (Phase.PAUSED, WhyIdle.PAUSED)
-    shown.activity.resume()
+    shown.activity.permit.restore(WhyIdle.PAUSED)
     assert shown.now == (Phase.VERIFYING, WhyIdle.BUSY)
 
 

@@ -72,7 +72,7 @@ class Pushing(TableNetwork):
 class Unguarded:
     """A `Guard` that catches nothing."""
 
-    def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]) -> Passing:
+    def report(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]) -> Passing:
         return Passing()
 
 

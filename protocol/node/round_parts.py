@@ -1,15 +1,9 @@
-"""The trio shell of one round, around `protocol.agreement.machine.RoundMachine`.
-
-All events for the machine pass through the round's inbox and one task, `_drive`, so effects are performed in the order in
-which the machine decided them: a vote is on disk before it is sent.  Other tasks run the round's contribution (compute,
-then READY), its exchanges, and the fetching of results.  All tasks end with the round.
-"""
+"""The parts of a round around its machine: queue, early READYs, deliveries, reports, view of the peers, votes on disk."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -17,51 +11,51 @@ import trio
 from protocol.agreement.events import (
     AmendmentHeld,
     Arrived,
-    AuditFailed,
-    AverageDisproved,
-    BeginExchange,
-    Committed,
     ExchangeMoved,
-    FinishCompute,
     Forward,
-    ObtainResult,
     PeerView,
-    Persist,
-    PlanUnknown,
     Reject,
-    Repair,
-    RoundEffect,
     RoundEvent,
     Send,
     StateHashed,
-    Tick,
     View,
 )
 from protocol.agreement.machine import RoundMachine
-from protocol.allreduce.lateness import Patience, fair_time
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Unaccountable
-from protocol.audit.evidence import ProvenLie
+from protocol.audit.ejection import Ejections
+from protocol.audit.evidence import TwoStatements, contradict
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
 from protocol.chain.store import read_voter_state
-from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
+from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Liveness, Membership, Neighbour
-from protocol.node.contributor import Contributor
-from protocol.node.exchanges import AuditedResults, RunningExchange
 from protocol.offload import Offload
 from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Guard
-from protocol.transport.interface import NetworkError, Session, Unreachable
+from protocol.transport.interface import Members, NetworkError, Session, Unreachable
 from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Plan, Proposal, Ready, Step, Vote, VoterState
 from protocol.wire.presence import Heartbeat, Phase, Role
+
+
+@dataclass(frozen=True)
+class RoundPeers:
+    """Access of a node's rounds to the other peers, and the activity that is shown to them."""
+
+    session: Session
+    guard: Guard
+    handshake: Handshake
+    membership: Membership
+    ejections: Ejections
+    activity: Activity
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The queue of a round's machine: statements of peers, limited in bytes, and events of our own.
@@ -140,6 +134,83 @@ class Inbox:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# The newest READY of each peer, received by gossip: other peers may be READY in a round before it begins here.
+#
+# A READY is forgotten when its round is over.  Members have places of their own.  All strangers, in any number, share two
+# places for each member that a round may have.  A live stranger takes the place of a stranger that is not alive.
+
+
+MAX_OF_MEMBERS = 2048
+STRANGERS_PER_MEMBER = 2
+
+
+@dataclass(frozen=True)
+class _Heard:
+    ready: Ready
+    envelope: Envelope
+    was_live: bool
+
+
+class EarlyReadyBuffer:
+    """Buffer of READYs between rounds, which detects two different READYs for one slot.
+
+    members: distinguishes members from strangers.  round_members: the largest number of members in a round.
+    """
+
+    def __init__(self, members: Members, round_members: int) -> None:
+        self._members, self._strangers_room = members, STRANGERS_PER_MEMBER * round_members
+        self._round = 0
+        self._of_members: dict[PeerId, _Heard] = {}
+        self._of_strangers: dict[PeerId, _Heard] = {}
+
+    def __len__(self) -> int:
+        return len(self._of_members) + len(self._of_strangers)
+
+    def add(self, sender: PeerId, ready: Ready, envelope: Envelope, *, is_live: bool) -> bool | TwoStatements:
+        """Keep a READY; return True if it is new, or proof that its sender made two statements for one slot.
+
+        is_live: True if the sender counts as alive for us.
+        """
+        if ready.round < self._round:
+            return False
+        known = self._of_members.get(sender) or self._of_strangers.get(sender)
+        if known is not None and known.envelope.raw == envelope.raw:
+            return False
+        if known is not None and (ready.incarnation, ready.serial) <= (known.ready.incarnation, known.ready.serial):
+            is_lie = contradict(known.ready, ready)
+            return TwoStatements(first=known.envelope.raw, second=envelope.raw) if is_lie else False
+        return self._keep(sender, _Heard(ready, envelope, is_live))
+
+    def _keep(self, sender: PeerId, heard: _Heard) -> bool:
+        """Keep a READY if a place is free; return True if it was kept."""
+        if self._members.has_member(sender):
+            self._of_strangers.pop(sender, None)
+            if sender not in self._of_members and len(self._of_members) >= MAX_OF_MEMBERS:
+                return False
+            self._of_members[sender] = heard
+            return True
+        self._of_members.pop(sender, None)
+        if sender not in self._of_strangers and len(self._of_strangers) >= self._strangers_room:
+            dead = next((peer for peer, other in self._of_strangers.items() if not other.was_live), None)
+            if dead is None or not heard.was_live:
+                return False
+            del self._of_strangers[dead]
+        self._of_strangers[sender] = heard
+        return True
+
+    def begin(self, round: int, tip: Hash) -> list[tuple[PeerId, Ready, Envelope]]:
+        """Return the READYs for the round that begins here on `tip`, and forget the READYs of earlier rounds.
+
+        Strangers' READYs are kept only for this round: each heartbeat of a ready peer repeats its READY.
+        """
+        self._round = round
+        self._of_members = {peer: heard for peer, heard in self._of_members.items() if heard.ready.round >= round}
+        self._of_strangers = {peer: heard for peer, heard in self._of_strangers.items() if heard.ready.base == tip}
+        found = (*self._of_members.items(), *self._of_strangers.items())
+        return [(peer, heard.ready, heard.envelope) for peer, heard in found if heard.ready.base == tip]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 # Delivery of our statements to single peers, and to ourselves.  Some deliveries outlive the round that starts them.  A peer
 # that leaves waits for them before it says goodbye.
 
@@ -148,20 +219,47 @@ TIMEOUT_S = 10.0
 RETRY_S = 0.5
 
 
-class PendingDeliveries:
-    """Deliveries under way at one node.  nursery: a nursery that outlives the rounds."""
+class Deliveries:
+    """Deliveries of one node's statements in its rounds, some of which outlive the round that starts them."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.nursery = nursery
-        self._under_way = 0
-        self._idle = trio.Event()
+    def __init__(self, peers: RoundPeers) -> None:
+        self._peers, self._under_way, self._idle = peers, 0, trio.Event()
 
-    @contextmanager
-    def delivery(self) -> Iterator[None]:
-        """Count a delivery to a peer as under way inside the context."""
+    def send(self, effect: Send | Forward, inbox: Inbox, nursery: trio.Nursery | None) -> None:
+        """Begin to deliver another peer's statement, or ours, which is signed here.
+
+        inbox: receives the statements that we address to ourselves.  nursery: the nursery of the round; None for a delivery
+        that outlives the round, as our commits do: a commit ends our round before the other peers have received it.
+        """
+        session, guard = self._peers.session, self._peers.guard
+        start = guard.start if nursery is None else nursery.start_soon
+        if isinstance(effect, Forward):
+            start(self._deliver, effect.to, effect.what, effect.raw)
+            return
+        if isinstance(effect.body, Commit):
+            start = guard.start
+        envelope = session.seal(effect.body)
+        for peer in effect.to:
+            if peer == session.me:
+                inbox.receive(peer, effect.body, envelope)
+            else:
+                start(self._deliver, peer, envelope.kind, envelope.raw)
+
+    async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
+        """Deliver a statement with best effort; the machine sends important statements again."""
+        session = self._peers.session
         self._under_way += 1
         try:
-            yield
+            for attempt in range(2):
+                try:
+                    await session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
+                    return
+                except Unreachable:
+                    await trio.sleep(RETRY_S * (attempt + 1))
+                except NetworkError as error:
+                    name = self._peers.membership.name(peer)
+                    session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
+                    return
         finally:
             self._under_way -= 1
             if not self._under_way:
@@ -173,45 +271,6 @@ class PendingDeliveries:
             if self._idle.is_set():
                 self._idle = trio.Event()
             await self._idle.wait()
-
-
-class Delivery:
-    """Delivery of statements in one round.
-
-    inbox: receives the statements that we address to ourselves.  deliveries: delivers our commits, because a commit ends our
-    round before the other peers have received it.
-    """
-
-    def __init__(self, session: Session, membership: Membership, inbox: Inbox, deliveries: PendingDeliveries) -> None:
-        self._session, self._membership, self._inbox, self._deliveries = session, membership, inbox, deliveries
-
-    def send(self, effect: Send, nursery: trio.Nursery) -> None:
-        """Sign a statement and begin to deliver it.  nursery: the nursery of the round."""
-        envelope = self._session.seal(effect.body)
-        for peer in effect.to:
-            if peer == self._session.me:
-                self._inbox.receive(peer, effect.body, envelope)
-            else:
-                within = self._deliveries.nursery if isinstance(effect.body, Commit) else nursery
-                within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
-
-    def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
-        """Begin to deliver another peer's statement.  nursery: the nursery of the round."""
-        nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
-
-    async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
-        """Deliver a statement with best effort; the machine sends important statements again."""
-        with self._deliveries.delivery():
-            for attempt in range(2):
-                try:
-                    await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
-                    return
-                except Unreachable:
-                    await trio.sleep(RETRY_S * (attempt + 1))
-                except NetworkError as error:
-                    name = self._membership.name(peer)
-                    self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
-                    return
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -324,7 +383,7 @@ class Surroundings:
     """
 
     def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
-        self._me, self._membership, self._base = me, membership, base
+        self.me, self.membership, self._base = me, membership, base
         self._live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
 
     def look_around(self, bytes_per_s: float, computing: bool) -> View:
@@ -333,28 +392,29 @@ class Surroundings:
         bytes_per_s: capacity of our own line.  computing: whether we train.
         """
         now = trio.current_time()
-        self._membership.notice(now)
-        if len(self._live) > 2 * len(self._membership):
+        self.membership.notice(now)
+        if len(self._live) > 2 * len(self.membership):
             self._live.clear()  # most of these peers are forgotten
-        return _PresentView(self._view_of, self._peers, PeerView(True, computing, False, 0.0, bytes_per_s), self._me, now)
+        return _PresentView(self, PeerView(True, computing, False, 0.0, bytes_per_s), now)
 
-    def _peers(self) -> Iterator[PeerId]:
+    def peers(self) -> Iterator[PeerId]:
         """Yield all known peers, then the other electors, then ourselves."""
-        membership, electors = self._membership, self._base.electors
+        membership, electors = self.membership, self._base.electors
         for peer, _ in membership:
             yield peer
         for peer in electors:
             if membership.get(peer) is None:
                 yield peer
-        if self._me not in electors:
-            yield self._me
+        if self.me not in electors:
+            yield self.me
 
-    def _view_of(self, peer: PeerId, now: float) -> PeerView | None:
-        known = self._membership.get(peer)
+    def view_of(self, peer: PeerId, now: float) -> PeerView | None:
+        """Return the view of another peer; None if it is neither known nor an elector."""
+        known = self.membership.get(peer)
         if known is None:
             if peer not in self._base.electors:
                 return None
-            return PeerView(False, False, self._membership.has_left(peer), self._membership.silent_s(peer, now))
+            return PeerView(False, False, self.membership.has_left(peer), self.membership.silent_s(peer, now))
         if known.liveness is not Liveness.ALIVE:
             return _not_live(known, now)
         seen = self._live.get(peer)
@@ -365,9 +425,9 @@ class Surroundings:
     def steps_ahead(self) -> int:
         """Return the number of steps that over half of the other electors have done on our tip, by their last heartbeats."""
         now = trio.current_time()
-        self._membership.notice(now)
-        beats = {peer: known.heartbeat for peer, known in self._membership if known.liveness is Liveness.ALIVE}
-        electors = [peer for peer in self._base.electors if peer != self._me]
+        self.membership.notice(now)
+        beats = {peer: known.heartbeat for peer, known in self.membership if known.liveness is Liveness.ALIVE}
+        electors = [peer for peer in self._base.electors if peer != self.me]
         steps = sorted(self._steps(beats[peer]) if peer in beats else 0 for peer in electors)
         return steps[(len(steps) - 1) // 2] if steps else 0
 
@@ -392,27 +452,20 @@ class Surroundings:
 class _PresentView(Mapping[PeerId, PeerView]):
     """View of the peers at one moment, which judges a peer when it is read: most statements concern few peers."""
 
-    def __init__(
-        self,
-        view_of: Callable[[PeerId, float], PeerView | None],
-        peers: Callable[[], Iterator[PeerId]],
-        own: PeerView,
-        me: PeerId,
-        now: float,
-    ) -> None:
-        self._view_of, self._peers, self._own, self._me, self._now = view_of, peers, own, me, now
+    def __init__(self, around: Surroundings, own: PeerView, now: float) -> None:
+        self._around, self._own, self._now = around, own, now
 
     def __getitem__(self, peer: PeerId) -> PeerView:
-        seen = self._own if peer == self._me else self._view_of(peer, self._now)
+        seen = self._own if peer == self._around.me else self._around.view_of(peer, self._now)
         if seen is None:
             raise KeyError(peer)
         return seen
 
     def __iter__(self) -> Iterator[PeerId]:
-        return self._peers()
+        return self._around.peers()
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._peers())
+        return sum(1 for _ in self._around.peers())
 
 
 def _not_live(known: Neighbour, now: float) -> PeerView:
@@ -503,272 +556,3 @@ class VoteLog:
             if not self._abstentions:
                 await self._offload(self._replica.store.votes.forget_lost)
                 self._session.emit(Notice("info", f"this peer votes again from round {rounds} on"))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RoundPeers:
-    """Access of rounds to the other peers: our session, the membership, and the activity that we show to the peers."""
-
-    session: Session
-    membership: Membership
-    activity: Activity
-
-
-TICK_S = 0.25
-
-
-@dataclass(frozen=True)
-class Behind:
-    """The outcome of a round that the swarm has left without us: we must catch up."""
-
-
-@dataclass(frozen=True)
-class StateDisagreement:
-    """The outcome of a round if our state differs from the swarm's state.  digest: the digest of the swarm's state."""
-
-    digest: Hash
-
-
-Outcome = Commit | Behind | StateDisagreement
-
-
-@dataclass(frozen=True)
-class RoundStart:
-    """Conditions under which a round begins.
-
-    kept: the votes that bind us at this tip.  abstains: True if we do not vote, because earlier votes may be lost, or bind
-    us to another record.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: True
-    if the state was just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that
-    outlive the round.
-    """
-
-    base: Base
-    kept: VoterState | None
-    abstains: bool
-    votes: VoteLog
-    patience: Patience
-    state_verified: bool
-    deliveries: PendingDeliveries
-
-
-class RoundRunner:
-    """Runner of one round."""
-
-    def __init__(
-        self,
-        guard: Guard,
-        replica: Replica,
-        peers: RoundPeers,
-        results: AuditedResults,
-        contributor: Contributor,
-        start: RoundStart,
-    ) -> None:
-        self.session, self.base, self._guard = peers.session, start.base, guard
-        self._replica, self._results, self._contributor = replica, results, contributor
-        self._votes, self._patience, self._state_verified = start.votes, start.patience, start.state_verified
-        self._deliveries = start.deliveries
-        me, now = self.session.me, trio.current_time()
-        self.machine = RoundMachine(me, replica.rounds, self.base, now, start.kept, start.patience, abstains=start.abstains)
-        self.work, self.inbox = contributor.work_on(self.base), Inbox(self.session)
-        ahead_s = contributor.ahead_s(self.work)
-        self.machine.note_training(ahead_s)
-        self.exchanges = results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
-        self._obtainer = results.obtainer(self.work, self.exchanges)
-        self._surroundings = Surroundings(me, peers.membership, self.base)
-        self._delivery = Delivery(self.session, peers.membership, self.inbox, start.deliveries)
-        self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=start.abstains)
-        self._over = trio.Event()
-        self._outcome: Outcome | None = None
-        self._begun, self._computed_s = now - ahead_s, 0.0
-        """Time when the training for this round began, without waits before the round; and seconds until its exchange."""
-
-    # -- life ---------------------------------------------------------------------------------------------------------
-
-    async def run(self) -> Outcome:
-        """Run until the round is committed or we cannot commit it; return the outcome.  Raises `StoreFull`."""
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._drive, nursery)
-                nursery.start_soon(self._tick)
-                nursery.start_soon(self._contribute)
-                await self._over.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            self._remember_stalls()
-            self.exchanges.discard()
-        assert self._outcome is not None
-        return self._outcome
-
-    def end(self, outcome: Outcome) -> None:
-        """Stop with this outcome; only the first outcome counts."""
-        if self._outcome is None:
-            self._outcome = outcome
-            self._over.set()
-
-    @property
-    def deciding(self) -> bool:
-        """True while we commit a certified record; catching up must wait until then."""
-        return self.machine.decided is not None
-
-    def part(self, peer: PeerId, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
-        """Return (tree proof, bytes) of a chunk of our contribution for an auditor; None if `peer` must not have it.
-
-        Nobody gets it before we have taken up a plan with it, and then only members and voters do.  A peer that read
-        contributions before it committed to its own could send a copy, or choose one that suits it.
-        """
-        may_read = self.exchanges.any and (peer in self.base.electors or self.exchanges.names(peer))
-        return self.work.part(root, chunk) if may_read else None
-
-    def hand_over(self, nursery: trio.Nursery) -> None:
-        """Start to deliver, in this nursery, the statements that would be lost when we leave."""
-        for effect in self.machine.farewell():
-            if isinstance(effect, Send):
-                self._delivery.send(effect, nursery)
-            else:
-                self._delivery.forward(effect, nursery)
-
-    def on_verdict(self, verdict: ProvenLie) -> None:
-        """Act on the proof that a peer has lied."""
-        self.exchanges.peer_dead(verdict.peer)
-        for chunk, hash in verdict.false_chunks:
-            self.inbox.tell(AverageDisproved(verdict.peer, chunk, hash))
-
-    # -- the machine --------------------------------------------------------------------------------------------------
-
-    async def _drive(self, nursery: trio.Nursery) -> None:
-        async with aclosing(self.inbox):
-            while True:
-                for effect in self._handle_safely(await self.inbox.next()):
-                    await self._perform(effect, nursery)
-
-    def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
-        """Handle an event.  If the machine raises, drop a statement, or restart the round for an event of our own."""
-        if isinstance(event, Arrived):
-            with self._guard.watch(event.sender, type(event.body).KIND):
-                return self._handle(event)
-            return []
-        with self._guard.watch(self.session.me, type(event).__name__):
-            return self._handle(event)
-        self.end(Behind())
-        return []
-
-    def _handle(self, event: RoundEvent) -> list[RoundEffect]:
-        view, now = self._view(), trio.current_time()
-        for noted, at in self.inbox.take_notes():
-            self.machine.handle(noted, view, at)
-        return self.machine.handle(event, view, now)
-
-    def _view(self) -> View:
-        """Return the present view of all peers."""
-        return self._surroundings.look_around(self.session.network.bandwidth().least, self._contributor.computes)
-
-    async def _tick(self) -> None:
-        while True:
-            for peer in self.exchanges.refusing():
-                self.inbox.tell(PlanUnknown(peer))
-            self.inbox.note(AmendmentHeld(self._contributor.amendment()))
-            self.inbox.tell(Tick())
-            self._show_waiting()
-            await trio.sleep(TICK_S)
-
-    def _show_waiting(self) -> None:
-        newest = self.exchanges.newest
-        if newest is not None:
-            self._report.exchange_waits(newest.exchange)
-        elif self.work.ready is not None:
-            self._report.waiting(self.machine, self._view(), self._replica.rounds.min_members)
-
-    # -- effects ------------------------------------------------------------------------------------------------------
-
-    async def _perform(self, effect: RoundEffect, nursery: trio.Nursery) -> None:
-        if isinstance(effect, Persist):
-            await self._votes.save(effect.kept)
-        elif isinstance(effect, Send):
-            self._report.sent(effect.body)
-            self._delivery.send(effect, nursery)
-        elif isinstance(effect, Forward):
-            self._delivery.forward(effect, nursery)
-        elif isinstance(effect, BeginExchange):
-            await self._begin_exchange(effect.plan, nursery)
-        elif isinstance(effect, FinishCompute):
-            self._contributor.finish(self.base)
-        elif isinstance(effect, ObtainResult):
-            nursery.start_soon(self._obtain, effect)
-        elif isinstance(effect, Committed):
-            self.end(effect.commit)
-        elif isinstance(effect, Reject):
-            self._report.rejected(effect)
-        elif isinstance(effect, Repair) and not self._state_verified:
-            self.end(StateDisagreement(effect.digest))
-
-    async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
-        self._computed_s = self._computed_s or trio.current_time() - self._begun
-        members = [PeerId(member.peer) for member in plan.members]
-        stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
-        limits = self._patience.limits(self.session.me, members, self.base, stall_s, fair_s)
-        running = await self.exchanges.begin(plan, self.work, limits)
-        if running is not None:
-            view = self._view()
-            for peer in members:
-                if peer in view and view[peer].left:
-                    running.exchange.peer_dead(peer)
-                elif peer in view and not view[peer].live:
-                    running.exchange.peer_suspected(peer)
-            self._report.exchanging(plan)
-            nursery.start_soon(self._exchange, running, nursery)
-
-    def _fair(self, members: Collection[PeerId]) -> float:
-        """Return the time that an exchange of these members may wait for one member (s)."""
-        return fair_time(self._computed_s, len(members))
-
-    def _remember_stalls(self) -> None:
-        """Remember the members for which our exchanges waited."""
-        if isinstance(self._outcome, Commit):
-            members = {PeerId(member.peer) for member in self._outcome.record.members}
-            stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
-            for seen in self.exchanges.observed():
-                self._patience.judge_exchange(self.session.me, members, self.base, seen, stall_s, fair_s)
-
-    async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
-        nursery.start_soon(running.exchange.run)
-        self.inbox.tell(await running.outcome())
-
-    async def _obtain(self, effect: ObtainResult) -> None:
-        with self._guard.watch(effect.proposer, "record", passing=(StoreFailed,)):
-            await self._obtain_or_refuse(effect)
-            return
-        self.inbox.tell(AuditFailed(effect.record.result_root))
-
-    async def _obtain_or_refuse(self, effect: ObtainResult) -> None:
-        for lie in await self._obtainer.contradictions(effect):
-            await self._results.convict(lie)
-        try:
-            obtained = await self._obtainer.obtain(effect)
-        except Unaccountable as problem:
-            if problem.evidence is not None:
-                await self._results.convict(problem.evidence)
-            self.inbox.tell(AuditFailed(effect.record.result_root))
-            self._report.unaccountable(effect.record.round, problem)
-        else:
-            if obtained is not None:
-                self.inbox.tell(obtained)
-
-    # -- contribution -------------------------------------------------------------------------------------------------
-
-    async def _contribute(self) -> None:
-        state = await self._contributor.name_state()
-        self.inbox.note(StateHashed(state))
-        contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
-        if contribution is not None:
-            await self._say_ready(contribution, state)
-
-    async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
-        ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
-        self._contributor.train_ahead(self.base, self.work, self._deliveries.nursery)
-        self._report.ready(ready, contribution, self._replica.manifest.fragments)
-        self.inbox.receive(self.session.me, ready, envelope)
-        await self.session.network.publish(envelope.raw)
-        self._show_waiting()

@@ -9,7 +9,7 @@ from protocol.agreement.events import Arrived, ExchangeMoved, StateHashed, Tick
 from protocol.chain.base import Base
 from protocol.events.events import Dropped, Event
 from protocol.membership.liveness import Membership
-from protocol.node.round_runner import QUEUE, QUEUE_BYTES, QUEUE_BYTES_PER_PEER, Inbox, Surroundings
+from protocol.node.round_parts import QUEUE, QUEUE_BYTES, QUEUE_BYTES_PER_PEER, Inbox, Surroundings
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
