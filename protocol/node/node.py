@@ -15,7 +15,6 @@ from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.base import fragment_of
-from protocol.chain.founding import founders_vote_until
 from protocol.chain.progress import data_total, rate_of
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.corpora.fetcher import BlockOrigin
