@@ -315,7 +315,7 @@ class Node:
             provisional_rounds=round - self._history.final,
             unconfirmed_by=sorted(self._history.roster.finality.missing - here),
             electors=list(electorate.electors),
-            founders_vote_until=founders_vote_until(electorate, roster.contributors or electorate.electors),
+            founders_vote_until=electorate.founders_vote_until(roster.contributors or electorate.electors),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),
