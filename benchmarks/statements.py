@@ -59,13 +59,15 @@ def members() -> list[Member]:
     ]
 
 
-def rolls() -> list[bytes]:
+def view_changes() -> list[bytes]:
     """Return view changes of the largest number of electors that a run can have."""
-    roll = ViewChange(round=0, base=bytes(32), attempt=0, absent=[], held=bytes(8), plan=bytes(32), lock=None, reduced=None)
-    return [pack(Identity.generate(), RUN, roll).raw for _ in range(MAX_ELECTORS)]
+    view_change = ViewChange(
+        round=0, base=bytes(32), attempt=0, absent=[], held=bytes(8), plan=bytes(32), lock=None, reduced=None
+    )
+    return [pack(Identity.generate(), RUN, view_change).raw for _ in range(MAX_ELECTORS)]
 
 
-def motion(chunks: int) -> RecordProposal:
+def record_proposal(chunks: int) -> RecordProposal:
     """Return the largest record proposal of a run with `chunks` chunks."""
     record = Record(
         round=0,
@@ -79,12 +81,14 @@ def motion(chunks: int) -> RecordProposal:
     index = [ChunkEntry(hash=os.urandom(32), mask=bytes(MAX_MEMBERS // 8)) for _ in range(chunks)]
     signatures = [os.urandom(64) for _ in range(chunks)]
     provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=signatures)
-    return RecordProposal(attempt=0, absent=[], record=record, index=index, provenance=provenance, rolls=rolls(), proof=None)
+    return RecordProposal(
+        attempt=0, absent=[], record=record, index=index, provenance=provenance, view_changes=view_changes(), proof=None
+    )
 
 
 def statements() -> dict[str, bytes]:
     """Return the statements by their names."""
-    whole = motion(MAX_CHUNKS)
+    whole = record_proposal(MAX_CHUNKS)
     fields: dict[str, Any] = msgpack.unpackb(whole.encode())
     plan = Plan(round=0, fragment=0, base=bytes(32), members=members(), owners=bytes(MAX_CHUNKS), state_digest=bytes(32))
 
@@ -92,13 +96,15 @@ def statements() -> dict[str, bytes]:
         return seal(ME, RUN, kind.KIND, canonical.encode(value)).raw
 
     return {
-        f"motion, {MAX_CHUNKS} chunks, {MAX_MEMBERS} members": pack(ME, RUN, whole).raw,
-        "the same, 400 chunks": pack(ME, RUN, motion(400)).raw,
-        f"proposal, {MAX_MEMBERS} members": pack(ME, RUN, Proposal(attempt=0, absent=[], plan=plan, rolls=rolls())).raw,
-        "motion, every entry wrong": odd({**fields, "index": [{"hash": b"", "mask": b""}] * MAX_CHUNKS}),
-        "motion, a float for an integer": odd({**fields, "attempt": 0.0}),
-        "motion of 26 000 empty maps": odd([{}] * 26_000),
-        "motion of 60 000 empty maps": odd([{}] * 60_000),
+        f"record proposal, {MAX_CHUNKS} chunks, {MAX_MEMBERS} members": pack(ME, RUN, whole).raw,
+        "the same, 400 chunks": pack(ME, RUN, record_proposal(400)).raw,
+        f"proposal, {MAX_MEMBERS} members": pack(
+            ME, RUN, Proposal(attempt=0, absent=[], plan=plan, view_changes=view_changes())
+        ).raw,
+        "record proposal, every entry wrong": odd({**fields, "index": [{"hash": b"", "mask": b""}] * MAX_CHUNKS}),
+        "record proposal, a float for an integer": odd({**fields, "attempt": 0.0}),
+        "record proposal of 26 000 empty maps": odd([{}] * 26_000),
+        "record proposal of 60 000 empty maps": odd([{}] * 60_000),
         "proposal of 60 000 empty maps": odd([{}] * 60_000, Proposal),
     }
 

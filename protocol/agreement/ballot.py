@@ -122,28 +122,28 @@ class Justification:
     """Decoded view changes of a quorum for one ballot."""
 
     ballot: Ballot
-    rolls: dict[PeerId, ViewChange]
+    view_changes: dict[PeerId, ViewChange]
 
     def highest_locks(self) -> list[LockName]:
         """Return the locks of the highest attempt, one of which must be carried on; empty if the view changes name none.
 
         Locks of the whole electorate take precedence over locks of a part, which bind only ballots of the same part.
         """
-        return highest([roll.lock for roll in self.rolls.values()]) or highest(
+        return highest([view_change.lock for view_change in self.view_changes.values()]) or highest(
             [
-                roll.reduced
-                for roll in self.rolls.values()
-                if roll.reduced is not None and tuple(roll.reduced.absent) == self.ballot.absent
+                view_change.reduced
+                for view_change in self.view_changes.values()
+                if view_change.reduced is not None and tuple(view_change.reduced.absent) == self.ballot.absent
             ]
         )
 
     def held(self) -> set[PeerId]:
         """Return the electors that a plan must not leave out."""
-        return demanded(self.ballot, self.rolls.values())
+        return demanded(self.ballot, self.view_changes.values())
 
     def takes_up(self, plan: bytes) -> bool:
         """Return True if an honest voter accepted this plan in an earlier attempt and still keeps it."""
-        return sum(roll.plan == plan for roll in self.rolls.values()) >= self.ballot.some_honest
+        return sum(view_change.plan == plan for view_change in self.view_changes.values()) >= self.ballot.some_honest
 
     def allows_plan(self, plan: Plan, max_members: int) -> bool:
         """Return True if the proposer did not leave out an elector arbitrarily.
@@ -155,9 +155,9 @@ class Justification:
         return not left_out or full or self.takes_up(plan_hash(plan))
 
 
-def demanded(ballot: Ballot, rolls: Iterable[ViewChange]) -> set[PeerId]:
+def demanded(ballot: Ballot, view_changes: Iterable[ViewChange]) -> set[PeerId]:
     """Return the electors whose READY some honest voter holds: too many voters name them for all to be liars."""
-    named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
+    named = Counter(peer for view_change in view_changes for peer in held_in(ballot.base.electors, view_change.held) or ())
     return {peer for peer, count in named.items() if count >= ballot.some_honest}
 
 
@@ -168,34 +168,36 @@ def highest(locks: Sequence[LockName | None]) -> list[LockName]:
     return [lock for lock in named if lock.attempt == top]
 
 
-def check_view_change(ballot: Ballot, roll: ViewChange) -> str | None:
+def check_view_change(ballot: Ballot, view_change: ViewChange) -> str | None:
     """Return the reason why this view change does not count in the ballot; None if it counts."""
     base = ballot.base
-    if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
+    if (view_change.round, view_change.base, view_change.attempt) != (base.round, base.tip, ballot.attempt):
         return "a view change of another ballot"
-    if tuple(roll.absent) != ballot.absent:
+    if tuple(view_change.absent) != ballot.absent:
         return "a view change with other absent electors"
-    if held_in(base.electors, roll.held) is None:
+    if held_in(base.electors, view_change.held) is None:
         return "a view change that holds READYs of non-electors"
-    return flaw_of_locks(roll)
+    return flaw_of_locks(view_change)
 
 
-def flaw_of_locks(roll: ViewChange) -> str | None:
+def flaw_of_locks(view_change: ViewChange) -> str | None:
     """Return the reason why no honest elector names these locks in a view change; None if an honest elector may."""
-    locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
-    if any(lock.attempt >= roll.attempt for lock in locks):
+    locks = [lock for lock in (view_change.lock, view_change.reduced) if lock is not None]
+    if any(lock.attempt >= view_change.attempt for lock in locks):
         return "a view change with a lock that is not of a lower attempt"
-    if (roll.lock is not None and roll.lock.absent) or (roll.reduced is not None and not roll.reduced.absent):
+    if (view_change.lock is not None and view_change.lock.absent) or (
+        view_change.reduced is not None and not view_change.reduced.absent
+    ):
         return "a view change that confuses a lock of the whole electorate with one of a part"
     return None
 
 
-def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
+def justify(run: Hash, ballot: Ballot, view_changes: Sequence[bytes]) -> Justification:
     """Decode the view changes of a proposal or record proposal; raise `Malformed` unless they are a quorum of the ballot."""
-    if len(rolls) > len(ballot.voters):
+    if len(view_changes) > len(ballot.voters):
         raise Malformed("more view changes than voters")
     opened: dict[PeerId, ViewChange] = {}
-    for raw in rolls:
+    for raw in view_changes:
         sender, body, _ = unpack(raw, run, max_bytes=MAX_VIEW_CHANGE_BYTES)
         if not isinstance(body, ViewChange) or sender in opened or sender not in ballot.voters:
             raise Malformed("a quorum with a view change from a non-voter, or with two from one voter")

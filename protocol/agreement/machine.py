@@ -5,7 +5,7 @@ the passage of time.  The machine answers with effects, which `protocol.node.rou
 no clock and holds no key.
 
     ready     each peer gossips READY when its compute is done; the root in it commits the peer to its contribution
-    roll      an elector that wants the round closed sends its view change: it joins an attempt, and names its locks
+    change    an elector that wants the round closed sends its view change: it joins an attempt, and names its locks
     proposal  the attempt's proposer, with the view changes of a quorum, proposes the plan: members, and owners of chunks
     (exchange: all members of the plan average; it begins with the proposal and survives a change of proposer)
     record    the proposer sends its record proposal: the locked record that it must carry on, or the exchange's record
@@ -246,11 +246,11 @@ class RoundMachine:
                 return [] if may_wait else self._tick(view, now)
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
-            case ViewChange() as roll:
-                objection = self._calls.on_view_change(sender, roll, arrived.signature, view, now)
+            case ViewChange() as view_change:
+                objection = self._calls.on_view_change(sender, view_change, arrived.signature, view, now)
                 if objection is not None:
                     return [Reject(sender, ViewChange.KIND, objection)]
-                lacking = self._relay.forward(sender, roll.attempt) if sender != self.me else []
+                lacking = self._relay.forward(sender, view_change.attempt) if sender != self.me else []
                 return [*lacking, *self._tick(view, now)]
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)

@@ -61,7 +61,7 @@ class ViewChangeLog:
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
-        self._rolls: dict[PeerId, tuple[ViewChange, bytes]] = {}
+        self._view_changes: dict[PeerId, tuple[ViewChange, bytes]] = {}
         """View change of each voter, decoded and in the bytes received."""
         self._locks: dict[PeerId, list[Lock]] = {}
         self._pulled: dict[PeerId, None] = {}
@@ -70,24 +70,26 @@ class ViewChangeLog:
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def on_view_change(self, sender: PeerId, roll: ViewChange, signature: bytes, view: View, now: float) -> str | None:
+    def on_view_change(
+        self, sender: PeerId, view_change: ViewChange, signature: bytes, view: View, now: float
+    ) -> str | None:
         """Record a view change; return an objection if it is not accepted, otherwise None.
 
         An attempt that some honest voter has entered becomes due for us as well.  With fewer than four electors every voter
         counts as honest, but advances us by at most `MAX_LEAD` attempts.
         """
         state, electors = self._state, self._state.base.electors
-        if not state.is_for_this_round(roll.round, roll.base):
+        if not state.is_for_this_round(view_change.round, view_change.base):
             return None
-        if sender not in electors and (sender not in state.closing.readys or set(roll.absent) != set(electors)):
+        if sender not in electors and (sender not in state.closing.readys or set(view_change.absent) != set(electors)):
             return "its sender does not vote"
-        if roll.attempt >= MAX_ATTEMPT:
+        if view_change.attempt >= MAX_ATTEMPT:
             return "there is no such attempt"
-        known = self._rolls.get(sender)
-        if known is not None and known[0].attempt > roll.attempt:
+        known = self._view_changes.get(sender)
+        if known is not None and known[0].attempt > view_change.attempt:
             return None
-        raw = rebuild(state.settings.run, ViewChange.KIND, sender, roll.encode(), signature).raw
-        self._rolls[sender] = (roll, raw)
+        raw = rebuild(state.settings.run, ViewChange.KIND, sender, view_change.encode(), signature).raw
+        self._view_changes[sender] = (view_change, raw)
         self._members_vote = state.closing.hears_no_elector(view)
         ahead = sorted(self._entered().values(), reverse=True)
         needed = 1 if self._members_vote else state.ballot(0, ()).some_honest
@@ -115,8 +117,8 @@ class ViewChangeLog:
     def _entered(self) -> dict[PeerId, int]:
         """Return the attempt that each voter has entered; of members that vote, only of those with recent work, if any."""
         base = self._state.base
-        voters = base.electors if not self._members_vote else base.work.tokens or self._rolls
-        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if peer in voters}
+        voters = base.electors if not self._members_vote else base.work.tokens or self._view_changes
+        return {peer: view_change.attempt for peer, (view_change, _) in self._view_changes.items() if peer in voters}
 
     def pull(self) -> int:
         """Return the highest attempt, within `MAX_LEAD`, of a voter that we have not followed before; 0 if none is ahead."""
@@ -132,8 +134,8 @@ class ViewChangeLog:
     def present_in(self, ballot: Ballot) -> int:
         """Return the number of voters of this ballot that have entered its attempt or a later one, including ourselves."""
         others = sum(
-            roll.attempt >= ballot.attempt
-            for peer, (roll, _) in self._rolls.items()
+            view_change.attempt >= ballot.attempt
+            for peer, (view_change, _) in self._view_changes.items()
             if peer in ballot.voters and peer != self._state.me
         )
         return others + (self._state.me in ballot.voters)
@@ -141,21 +143,25 @@ class ViewChangeLog:
     def are_calling(self) -> bool:
         """Return True if some honest voter other than us wants the round closed; members do not count beside electors."""
         electors = self._state.base.electors
-        others = sum(peer != self._state.me for peer in self._rolls if not electors or peer in electors)
+        others = sum(peer != self._state.me for peer in self._view_changes if not electors or peer in electors)
         return others >= self._state.ballot(0, ()).some_honest
 
     # -- justification of a proposal ----------------------------------------------------------------------------------
 
     def provable(self, ballot: Ballot) -> dict[PeerId, bytes]:
         """Return the view changes for this ballot whose locks we can prove, sorted by voter."""
-        rolls: dict[PeerId, bytes] = {}
+        view_changes: dict[PeerId, bytes] = {}
         for peer in sorted(ballot.voters):
-            roll, raw = self._rolls.get(peer, (None, b""))
-            if roll is not None and check_view_change(ballot, roll) is None and self._has_proofs(ballot, roll):
-                rolls[peer] = raw
-        return rolls
+            view_change, raw = self._view_changes.get(peer, (None, b""))
+            if (
+                view_change is not None
+                and check_view_change(ballot, view_change) is None
+                and self._has_proofs(ballot, view_change)
+            ):
+                view_changes[peer] = raw
+        return view_changes
 
-    def satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
+    def satisfiable(self, ballot: Ballot, view_changes: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
         """Return these view changes if we hold all READYs that they demand, on our state.
 
         Otherwise return only the view changes for which we hold all READYs that they name.  A voter may hold a READY that we
@@ -166,12 +172,12 @@ class ViewChangeLog:
             ready = state.closing.ready_of(peer)
             if ready is not None and ready.state == state.outer:
                 ours.add(peer)
-        if demanded(ballot, [self._rolls[peer][0] for peer in rolls]) <= ours:
-            return rolls
+        if demanded(ballot, [self._view_changes[peer][0] for peer in view_changes]) <= ours:
+            return view_changes
         return {
             peer: raw
-            for peer, raw in rolls.items()
-            if (held_in(state.base.electors, self._rolls[peer][0].held) or set()) <= ours
+            for peer, raw in view_changes.items()
+            if (held_in(state.base.electors, self._view_changes[peer][0].held) or set()) <= ours
         }
 
     def lock_to_carry(self, justification: Justification) -> Lock | None:
@@ -182,8 +188,10 @@ class ViewChangeLog:
                 return lock
         return None
 
-    def _has_proofs(self, ballot: Ballot, roll: ViewChange) -> bool:
-        return all(name is None or self._proven(ballot, name) is not None for name in (roll.lock, roll.reduced))
+    def _has_proofs(self, ballot: Ballot, view_change: ViewChange) -> bool:
+        return all(
+            name is None or self._proven(ballot, name) is not None for name in (view_change.lock, view_change.reduced)
+        )
 
     def _proven(self, ballot: Ballot, name: LockName) -> Lock | None:
         """Return the lock with this name, and its proof; None if we do not have it."""
@@ -208,7 +216,7 @@ class OwnAttempt:
     """
 
     ballot: Ballot
-    rolls: list[bytes]
+    view_changes: list[bytes]
     sent: float
     plan: Plan | None = None
     record_proposal: RecordProposal | None = None
@@ -250,21 +258,21 @@ class Proposer:
         """
         if self._mine is not None and self._mine.ballot.attempt == ballot.attempt:
             return self._resend(self._mine, now)
-        rolls = self._calls.provable(ballot)
-        if len(rolls) < ballot.quorum:
+        view_changes = self._calls.provable(ballot)
+        if len(view_changes) < ballot.quorum:
             return []
-        justification = justify(self._state.settings.run, ballot, [*rolls.values()])
+        justification = justify(self._state.settings.run, ballot, [*view_changes.values()])
         lock = self._calls.lock_to_carry(justification)
         plan = self._plan_taken_up(justification) if lock is None else None
         if lock is None and plan is None:
-            rolls = self._calls.satisfiable(ballot, rolls)
-            plan = self._new_plan(ballot, rolls, view)
+            view_changes = self._calls.satisfiable(ballot, view_changes)
+            plan = self._new_plan(ballot, view_changes, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
-        rolls = {peer: raw for peer, raw in rolls.items() if peer in ballot.voters}
-        if not members or not ballot.may_propose(self._state.me) or len(rolls) < ballot.quorum:
+        view_changes = {peer: raw for peer, raw in view_changes.items() if peer in ballot.voters}
+        if not members or not ballot.may_propose(self._state.me) or len(view_changes) < ballot.quorum:
             return []
-        self._mine = mine = OwnAttempt(ballot, [*rolls.values()], now, plan)
+        self._mine = mine = OwnAttempt(ballot, [*view_changes.values()], now, plan)
         if lock is not None:
             return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
         assert plan is not None
@@ -281,17 +289,19 @@ class Proposer:
             return None
         return state.plan if state.standing_plan() is not None else None
 
-    def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
+    def _new_plan(self, ballot: Ballot, view_changes: dict[PeerId, bytes], view: View) -> Plan | None:
         """Return a plan justified by these view changes; None while they are not a quorum, or our state is not known."""
         state = self._state
-        if state.outer is None or len(rolls) < ballot.quorum:
+        if state.outer is None or len(view_changes) < ballot.quorum:
             return None
-        justification = justify(state.settings.run, ballot, [*rolls.values()])
+        justification = justify(state.settings.run, ballot, [*view_changes.values()])
         most = MAX_ELECTORS if ballot.members else MAX_MEMBERS
         return state.closing.make_plan(view, state.outer, justification.held(), most)
 
     def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
-        return Proposal(attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, rolls=mine.rolls)
+        return Proposal(
+            attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, view_changes=mine.view_changes
+        )
 
     # -- the vote -----------------------------------------------------------------------------------------------------
 
@@ -363,7 +373,7 @@ class Proposer:
             record=record,
             index=list(index),
             provenance=provenance,
-            rolls=mine.rolls,
+            view_changes=mine.view_changes,
             proof=proof,
         )
         mine.sent = now

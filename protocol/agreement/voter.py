@@ -95,11 +95,13 @@ class Voter:
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = carried_lock(state, ballot, view)
-        roll = view_change_of(binding, ballot, state.closing.held(view, state.outer), carried_plan(state, ballot, view))
-        if roll is None:
+        view_change = view_change_of(
+            binding, ballot, state.closing.held(view, state.outer), carried_plan(state, ballot, view)
+        )
+        if view_change is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
-        return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
+        return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, view_change)], ballot
 
     def _is_exchanging(self) -> bool:
         """Return True if, as far as we know, the accepted plan has no result yet."""
@@ -251,7 +253,7 @@ class Voter:
         if flaw is not None:
             return flaw
         try:
-            justification = justify(state.settings.run, ballot, proposal.rolls)
+            justification = justify(state.settings.run, ballot, proposal.view_changes)
             is_carried = carries_lock(state.settings.run, justification, proposal.record, proposal.proof)
         except Malformed as error:
             return str(error)
@@ -346,7 +348,7 @@ def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal
     if flaw is not None:
         return flaw
     try:
-        justification = justify(settings.run, ballot, proposal.rolls)
+        justification = justify(settings.run, ballot, proposal.view_changes)
     except Malformed as error:
         return str(error)
     if justification.highest_locks():

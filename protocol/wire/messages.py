@@ -360,7 +360,7 @@ class ViewChange(Body):
     of the whole electorate and by a quorum of the rest.
     """
 
-    KIND: ClassVar[str] = "roll"
+    KIND: ClassVar[str] = "view_change"
     round: Count
     base: HashField
     attempt: Count
@@ -378,13 +378,13 @@ ViewChanges = Annotated[
 
 
 class Proposal(Body):
-    """Proposal of this plan for attempt `attempt` of a round.  rolls: the view changes from which the plan follows."""
+    """Proposal of this plan for attempt `attempt` of a round.  view_changes: those from which the plan follows."""
 
     KIND: ClassVar[str] = "proposal"
     attempt: Count
     absent: Absent
     plan: Plan
-    rolls: ViewChanges
+    view_changes: ViewChanges
 
 
 class ChunkEntry(Body):
@@ -482,17 +482,17 @@ class Lock(Body):
 class RecordProposal(Body):
     """Record proposal: the proposer puts a record to the vote.
 
-    rolls: the view changes of a quorum for this ballot.  proof: proof of the highest lock that they name; None if they name
-    none.
+    view_changes: the view changes of a quorum for this ballot.  proof: proof of the highest lock that they name; None
+    if they name none.
     """
 
-    KIND: ClassVar[str] = "motion"
+    KIND: ClassVar[str] = "record_proposal"
     attempt: Count
     absent: Absent
     record: Record
     index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
     provenance: Provenance
-    rolls: ViewChanges
+    view_changes: ViewChanges
     proof: Certificate | None
 
 

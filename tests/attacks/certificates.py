@@ -160,24 +160,24 @@ def under_another_ballot(stage: Stage, made: list[Invention], last: Commit) -> C
 
 
 def first_votes_as_second(stage: Stage) -> Adding:
-    """A proposer shows the first votes for its motion as if they were second ones, and never asks for those."""
+    """A proposer shows the first votes for its record proposal as if they were second ones, and never asks for those."""
     cast: dict[bytes, dict[str, bytes]] = {}
-    motions: dict[bytes, RecordProposal] = {}
+    record_proposals: dict[bytes, RecordProposal] = {}
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.body, RecordProposal):
-                motions[record_hash(effect.body.record)] = effect.body
+                record_proposals[record_hash(effect.body.record)] = effect.body
         if not isinstance(event, Arrived) or not isinstance(event.body, Vote) or event.body.step is not Step.FIRST:
             return ()
         name = event.body.record_hash
-        votes, motion = cast.setdefault(name, {}), motions.get(name)
+        votes, record_proposal = cast.setdefault(name, {}), record_proposals.get(name)
         votes[event.sender] = event.signature
-        if motion is None:
+        if record_proposal is None:
             return ()
         signed = [Signature(peer=peer, signature=votes[peer]) for peer in sorted(votes)]
-        proof = Certificate(attempt=motion.attempt, absent=motion.absent, votes=signed)
-        shown = Commit(record=motion.record, index=motion.index, certificate=proof)
+        proof = Certificate(attempt=record_proposal.attempt, absent=record_proposal.absent, votes=signed)
+        shown = Commit(record=record_proposal.record, index=record_proposal.index, certificate=proof)
         return [Send(tuple(stage.honest_peers), shown)]
 
     return Adding(more)

@@ -75,12 +75,12 @@ async def proposals_of_a_stranger(stage: Stage) -> None:
         plan = Plan(
             round=base.round, fragment=base.fragment, base=base.tip, members=[place], owners=owners, state_digest=digest
         )
-        roll = ViewChange(
+        view_change = ViewChange(
             round=base.round, base=base.tip, attempt=0, absent=[], held=b"\x00", plan=None, lock=None, reduced=None
         )
-        proposal = Proposal(attempt=0, absent=[], plan=plan, rolls=[pack(ghost.identity, stage.run, roll).raw])
+        proposal = Proposal(attempt=0, absent=[], plan=plan, view_changes=[pack(ghost.identity, stage.run, view_change).raw])
         for peer in stage.honest_peers:
-            stage.world.spawn(ghost.tell, peer, roll)
+            stage.world.spawn(ghost.tell, peer, view_change)
             stage.world.spawn(ghost.tell, peer, proposal)
         await trio.sleep(0.5)
         assert not any(count() for count in fetches), "somebody fetches its state"

@@ -165,7 +165,7 @@ class Memory:
     """
 
     tip: bytes = b""
-    motions: list[RecordProposal] = field(default_factory=list)
+    record_proposals: list[RecordProposal] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     proofs: list[PrevoteCertificate] = field(default_factory=list)
     locks: list[Lock] = field(default_factory=list)
@@ -181,10 +181,10 @@ class Memory:
         """A statement reached one of them, whose tip this is."""
         if tip != self.tip:
             self.tip = tip
-            for heard in (self.motions, self.proposals, self.proofs, self.locks, self.votes, self.records):
+            for heard in (self.record_proposals, self.proposals, self.proofs, self.locks, self.votes, self.records):
                 heard.clear()  # type: ignore[attr-defined]
         if isinstance(body, RecordProposal):
-            self.motions.append(body)
+            self.record_proposals.append(body)
             self.records[record_hash(body.record)] = body.record, body.index
         elif isinstance(body, Proposal):
             self.proposals.append(body)
@@ -201,7 +201,7 @@ class Chaos(Forger):
     """One lying elector.  cabal: the peers that lie together, so many of which the electors bear; else they keep quiet.
 
     lies: how often one of its statements is no honest one.  careful: whether it never signs what would be proof
-    against it: two votes for one step of a ballot, or rolls that contradict its votes.
+    against it: two votes for one step of a ballot, or view changes that contradict its votes.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Chaos(Forger):
     def _instead_of(self, machine: RoundMachine, body: Body) -> Body | None:
         draw = self._random
         if isinstance(body, ViewChange):
-            return self._roll(machine, body)
+            return self._view_change(machine, body)
         if isinstance(body, Vote):
             if self._careful:
                 return None
@@ -250,39 +250,44 @@ class Chaos(Forger):
             owners = bytes(draw.randrange(len(body.plan.members)) for _ in body.plan.owners)
             return body.model_copy(update={"plan": body.plan.model_copy(update={"owners": owners})})
         if isinstance(body, RecordProposal):
-            other = draw.choice([*self._memory.motions, body])
-            return other.model_copy(update={"attempt": body.attempt, "rolls": draw.choice([body.rolls, other.rolls])})
+            other = draw.choice([*self._memory.record_proposals, body])
+            return other.model_copy(
+                update={"attempt": body.attempt, "view_changes": draw.choice([body.view_changes, other.view_changes])}
+            )
         return None
 
-    def _roll(self, machine: RoundMachine, roll: ViewChange) -> ViewChange:
+    def _view_change(self, machine: RoundMachine, view_change: ViewChange) -> ViewChange:
         draw, electors = self._random, len(machine.base.electors)
         lock = None
-        if roll.attempt and self._memory.records and draw.random() < 0.5:
+        if view_change.attempt and self._memory.records and draw.random() < 0.5:
             name = draw.choice(list(self._memory.records))
-            lock = LockName(attempt=draw.randrange(roll.attempt), absent=[], record_hash=name)
+            lock = LockName(attempt=draw.randrange(view_change.attempt), absent=[], record_hash=name)
         said: dict[str, object] = {
             "held": (draw.getrandbits(electors) if electors else 0).to_bytes((electors + 7) // 8, "little"),
-            "plan": draw.choice([None, roll.plan, b"\x55" * 32]),
+            "plan": draw.choice([None, view_change.plan, b"\x55" * 32]),
         }
         if not self._careful:
-            said |= {"attempt": roll.attempt + draw.choice([0, 0, 1, 3, 16]), "lock": draw.choice([None, roll.lock, lock])}
-        return roll.model_copy(update=said)
+            said |= {
+                "attempt": view_change.attempt + draw.choice([0, 0, 1, 3, 16]),
+                "lock": draw.choice([None, view_change.lock, lock]),
+            }
+        return view_change.model_copy(update=said)
 
     def _out_of_the_blue(self, machine: RoundMachine) -> list[RoundEffect]:
         """Something that nobody asked for, to some of the electors."""
         draw, memory = self._random, self._memory
         others = [peer for peer in machine.base.electors if peer != machine.me]
         bodies: list[Body] = []
-        for motion in [] if self._careful else memory.motions[-2:]:
-            name = record_hash(motion.record)
+        for record_proposal in [] if self._careful else memory.record_proposals[-2:]:
+            name = record_hash(record_proposal.record)
             for step in Step:
                 bodies.append(
                     Vote(
-                        round=motion.record.round,
-                        base=motion.record.previous,
-                        attempt=motion.attempt,
+                        round=record_proposal.record.round,
+                        base=record_proposal.record.previous,
+                        attempt=record_proposal.attempt,
                         step=step,
-                        absent=motion.absent,
+                        absent=record_proposal.absent,
                         record_hash=name,
                     )
                 )

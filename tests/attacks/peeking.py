@@ -205,8 +205,10 @@ async def propose(stage: Stage, ghost: Ghost, example: Ready) -> Plan:
         state_digest=example.state_digest,
     )
     held = bytes((len(stage.node()._history.base.electors) + 7) // 8)
-    roll = ViewChange(round=plan.round, base=plan.base, attempt=0, absent=[], held=held, plan=None, lock=None, reduced=None)
-    proposal = Proposal(attempt=0, absent=[], plan=plan, rolls=[pack(ghost.identity, stage.run, roll).raw])
+    view_change = ViewChange(
+        round=plan.round, base=plan.base, attempt=0, absent=[], held=held, plan=None, lock=None, reduced=None
+    )
+    proposal = Proposal(attempt=0, absent=[], plan=plan, view_changes=[pack(ghost.identity, stage.run, view_change).raw])
     for peer in stage.honest_peers:
         stage.world.spawn(ghost.tell, peer, proposal)
     return plan

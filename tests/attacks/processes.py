@@ -64,7 +64,7 @@ async def another_state(cast: Cast) -> None:
             plan = Plan(
                 round=round % 20, fragment=0, base=ZERO_HASH, members=[place], owners=bytes(8), state_digest=b"\x77" * 32
             )
-            body = Proposal(attempt=0, absent=[], plan=plan, rolls=[b"\x00"])
+            body = Proposal(attempt=0, absent=[], plan=plan, view_changes=[b"\x00"])
             try:
                 await cast.network.request(cast.target, "round", pack(cast.identity, cast.run, body).raw, timeout_s=5)
             except NetworkError:

@@ -128,16 +128,16 @@ def silent(stage: Stage, base: Base, plan: Plan) -> list[Member]:
     return [plan.members[0].model_copy(update={"peer": key.peer_id}) for key in keys(11, "silent")]
 
 
-# -- other motions --------------------------------------------------------------------------------------------------------
+# -- other record proposals -------------------------------------------------------------------------------------------------
 
 
 def made_up(*, signed: bool) -> Callable[[Stage], Altering]:
-    """Instead of a proposal, at once a motion whose every chunk the proposer averaged itself, as it says."""
+    """Instead of a proposal, at once a record proposal whose every chunk the proposer averaged itself, as it says."""
 
     def forger(stage: Stage) -> Altering:
         liar, roots = stage.liars[0], set[bytes]()
 
-        def motion(machine: RoundMachine, proposal: Proposal) -> RecordProposal:
+        def record_proposal(machine: RoundMachine, proposal: Proposal) -> RecordProposal:
             plan = owned_by_us(machine, proposal).plan
             mask = mask_of(range(len(plan.members)), len(plan.members))
             index = [ChunkEntry(hash=chunk_hash(bytes([chunk % 256])), mask=mask) for chunk in range(len(plan.owners))]
@@ -150,7 +150,7 @@ def made_up(*, signed: bool) -> Callable[[Stage], Altering]:
                 record=record_of(plan, index),
                 index=index,
                 provenance=Provenance(owners=plan.owners, signers=plan.owners, signatures=signatures),
-                rolls=proposal.rolls,
+                view_changes=proposal.view_changes,
                 proof=None,
             )
 
@@ -159,15 +159,17 @@ def made_up(*, signed: bool) -> Callable[[Stage], Altering]:
             return {node.commit_at(round).record.result_root for round in range(node.rounds)}
 
         stage.expect("nobody voted for it", lambda: roots.isdisjoint(recorded()), within_s=1.0)
-        return Altering(Proposal, motion)
+        return Altering(Proposal, record_proposal)
 
     return forger
 
 
-def unsigned(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
+def unsigned(machine: RoundMachine, record_proposal: RecordProposal) -> RecordProposal:
     """False signatures for all chunks (simJ)."""
-    signatures = [bytes(64)] * len(motion.provenance.signatures)
-    return motion.model_copy(update={"provenance": motion.provenance.model_copy(update={"signatures": signatures})})
+    signatures = [bytes(64)] * len(record_proposal.provenance.signatures)
+    return record_proposal.model_copy(
+        update={"provenance": record_proposal.provenance.model_copy(update={"signatures": signatures})}
+    )
 
 
 async def false_signatures_of_false_averages(stage: Stage) -> None:
@@ -176,41 +178,51 @@ async def false_signatures_of_false_averages(stage: Stage) -> None:
         await averaging_wrongly(stage, blow_up)
 
 
-def with_index(motion: RecordProposal, index: list[ChunkEntry]) -> RecordProposal:
-    record = motion.record.model_copy(update={"result_root": index_root(index)})
-    return motion.model_copy(update={"record": record, "index": index})
+def with_index(record_proposal: RecordProposal, index: list[ChunkEntry]) -> RecordProposal:
+    record = record_proposal.record.model_copy(update={"result_root": index_root(index)})
+    return record_proposal.model_copy(update={"record": record, "index": index})
 
 
-def with_one_left_out(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
+def with_one_left_out(machine: RoundMachine, record_proposal: RecordProposal) -> RecordProposal:
     """A result that leaves a member out of every mask."""
-    count = len(motion.record.members)
-    return with_index(motion, [each.model_copy(update={"mask": mask_of(range(count - 1), count)}) for each in motion.index])
+    count = len(record_proposal.record.members)
+    return with_index(
+        record_proposal,
+        [each.model_copy(update={"mask": mask_of(range(count - 1), count)}) for each in record_proposal.index],
+    )
 
 
 def another_each_time(stage: Stage) -> Altering:
-    """The same ballot's motion again and again, with another record each time."""
+    """The same ballot's record proposal again and again, with another record each time."""
     turn = [0]
 
-    def other(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
+    def other(machine: RoundMachine, record_proposal: RecordProposal) -> RecordProposal:
         turn[0] += 1
-        return with_index(motion, [ChunkEntry(hash=chunk_hash(bytes([turn[0] % 256])), mask=e.mask) for e in motion.index])
+        return with_index(
+            record_proposal,
+            [ChunkEntry(hash=chunk_hash(bytes([turn[0] % 256])), mask=e.mask) for e in record_proposal.index],
+        )
 
     return Altering(RecordProposal, other)
 
 
 PROPOSED = (Proposal, RecordProposal)
 quiet = holding(forge(Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit)))
-keeps_motions = forge(Withholding(RecordProposal))
+keeps_record_proposals = forge(Withholding(RecordProposal))
 
 ATTACKS = [
     Attack("proposes nothing", "in its attempts", quiet),
     Attack("two propose nothing", "of seven electors", quiet, 7, 2),
     Attack("proposes to one", "and to nobody else", holding(forge(Withholding(*PROPOSED, favoured=one)))),
     Attack("proposes to half", "the others hear nothing", holding(forge(Withholding(*PROPOSED, favoured=half)))),
-    Attack("keeps the motion", "the exchange is done in vain", holding(keeps_motions)),
-    Attack("keeps it and repeats", "pushes its part again every 2 s", holding(exchange(Repeating), keeps_motions)),
-    Attack("keeps it and makes noise", "pushes worthless parts", holding(exchange(Noisy), keeps_motions)),
-    Attack("motion to half", "the others hear of no motion", holding(forge(Withholding(RecordProposal, favoured=half)))),
+    Attack("keeps the record proposal", "the exchange is done in vain", holding(keeps_record_proposals)),
+    Attack("keeps it and repeats", "pushes its part again every 2 s", holding(exchange(Repeating), keeps_record_proposals)),
+    Attack("keeps it and makes noise", "pushes worthless parts", holding(exchange(Noisy), keeps_record_proposals)),
+    Attack(
+        "record proposal to half",
+        "the others hear of no record proposal",
+        holding(forge(Withholding(RecordProposal, favoured=half))),
+    ),
     Attack("keeps the proof", "first votes lead nowhere", holding(forge(Withholding(PrevoteCertificate)))),
     Attack("proof to one", "one elector is locked", holding(forge(Withholding(PrevoteCertificate, favoured=one)))),
     Attack("keeps the commit", "but goes on itself", holding(forge(Withholding(Commit)))),
@@ -237,9 +249,11 @@ ATTACKS = [
                 lambda machine, proposal: with_plan(proposal, state_digest=b"\x77" * 32),
             ),
             (
-                "too few rolls",
-                "one roll many times",
-                lambda machine, proposal: proposal.model_copy(update={"rolls": proposal.rolls[:1] * len(proposal.rolls)}),
+                "too few view changes",
+                "one view change many times",
+                lambda machine, proposal: proposal.model_copy(
+                    update={"view_changes": proposal.view_changes[:1] * len(proposal.view_changes)}
+                ),
             ),
             ("false signatures in plans", "of the members' READYs", with_unsigned_members),
         )
@@ -251,19 +265,28 @@ ATTACKS = [
     ),
     Attack("padded plan", "keys that the list does not name", holding(forge(padded(unlisted))), 4, 1, 11, run=listed_run),
     Attack("padded without READYs", "keys that said nothing", holding(forge(padded(silent))), keys=11),
-    Attack("motion before the exchange", "signed averages of nothing", holding(forge(made_up(signed=True)))),
-    Attack("unsigned motion", "the same without signatures", holding(forge(made_up(signed=False)))),
-    Attack("false signatures in motions", "over right averages", holding(forge(Altering(RecordProposal, unsigned)))),
+    Attack("record proposal before the exchange", "signed averages of nothing", holding(forge(made_up(signed=True)))),
+    Attack("unsigned record proposal", "the same without signatures", holding(forge(made_up(signed=False)))),
+    Attack(
+        "false signatures in record proposals", "over right averages", holding(forge(Altering(RecordProposal, unsigned)))
+    ),
     Attack("false signatures, false averages", "to save itself from being convicted", false_signatures_of_false_averages),
     Attack(
-        "motion with one roll",
+        "record proposal with one view change",
         "of the quorum that it needs",
         holding(
-            forge(Altering(RecordProposal, lambda machine, motion: motion.model_copy(update={"rolls": motion.rolls[:1]})))
+            forge(
+                Altering(
+                    RecordProposal,
+                    lambda machine, record_proposal: record_proposal.model_copy(
+                        update={"view_changes": record_proposal.view_changes[:1]}
+                    ),
+                )
+            )
         ),
     ),
     Attack(
-        "two motions",
+        "two record proposals",
         "one for each half",
         holding(proven, forge(Altering(RecordProposal, with_one_left_out, halves=True))),
     ),

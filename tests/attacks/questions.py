@@ -22,7 +22,7 @@ from protocol.wire.questions import (
     PartRequest,
     TipsRequest,
 )
-from tests.attacks.statements import large_motion
+from tests.attacks.statements import large_record_proposal
 
 PLACES = 1000
 """Chunks of the blob and bytes of the proof that are asked for by turns."""
@@ -33,7 +33,7 @@ def dear_questions(by: Identity, run: Hash, checkpoint: Hash, proof: Hash) -> di
 
     checkpoint, proof: names of data at the peer.  What follows a comma in a kind tells forms of one kind apart.
     """
-    pushed = large_motion(by, run, 0)
+    pushed = large_record_proposal(by, run, 0)
     return {
         "hello": lambda n: make_hello(run, Role.SEED, b"", "0").encode(),
         "manifest": lambda n: b"",

@@ -29,7 +29,7 @@ from tests.attacks.cost import Cost, watch_loop
 from tests.attacks.forgeries import keys
 from tests.attacks.siege import besieged
 from tests.attacks.sieges import SIEGES
-from tests.attacks.statements import large_motion
+from tests.attacks.statements import large_record_proposal
 from tests.protocol.example_status import status
 from tests.protocol.peers import TheseMembers
 
@@ -57,14 +57,14 @@ def remembered_statements() -> Cost:
     """Two hundred large statements, all dropped after they were opened."""
     cost, before = Cost(), _resident()
     for number in range(200):
-        _open(large_motion(BY, RUN, number), cost)
+        _open(large_record_proposal(BY, RUN, number), cost)
     cost.grown = _resident() - before
     return cost
 
 
 def decoding() -> Cost:
     """One of the largest statements; the quickest of five times, as others may want the processor."""
-    raw, before, costs = large_motion(BY, RUN, 0), _resident(), [Cost() for _ in range(5)]
+    raw, before, costs = large_record_proposal(BY, RUN, 0), _resident(), [Cost() for _ in range(5)]
     for each in costs:
         _open(raw, each)
     cost = min(costs, key=lambda each: each.busy_s)

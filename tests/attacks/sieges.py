@@ -21,7 +21,7 @@ from protocol.wire.presence import Heartbeat, Phase, Role
 from tests.attacks.forgeries import keys
 from tests.attacks.questions import dear_questions
 from tests.attacks.siege import Conduct, Siege, forward
-from tests.attacks.statements import large_motion, motion
+from tests.attacks.statements import large_record_proposal, record_proposal
 from tests.e2e.attacks import Cast
 from tests.fuzz.mutations import BOMBS
 from tests.protocol.transport.recorder import stack
@@ -57,7 +57,7 @@ async def signatures(siege: Siege) -> str:
 
     async def sign(cast: Cast) -> None:
         for number in range(1000):
-            await _say(cast, large_motion(cast.identity, cast.run, number))
+            await _say(cast, large_record_proposal(cast.identity, cast.run, number))
             await trio.sleep(STATEMENT_EVERY_S)
 
     await siege.all(sign, SECONDS)
@@ -68,7 +68,7 @@ async def decoding(siege: Siege) -> str:
     """The statement that takes longest to decode, by all at once, and bombs."""
 
     async def send(cast: Cast) -> None:
-        raw = large_motion(cast.identity, cast.run, 0)
+        raw = large_record_proposal(cast.identity, cast.run, 0)
         for bomb in (*BOMBS[:4], *[raw] * 1000):
             await _say(cast, bomb)
 
@@ -191,7 +191,7 @@ def _ready(siege: Siege, serial: int, tokens: int = 8) -> Ready:
 
 
 async def floods(siege: Siege) -> str:
-    """READYs of free keys by the one, rolls by the next, locks by the third."""
+    """READYs of free keys by the one, view changes by the next, locks by the third."""
 
     async def flood(cast: Cast) -> None:
         which = siege.casts.index(cast) % 3
@@ -200,15 +200,15 @@ async def floods(siege: Siege) -> str:
                 crowd = keys(200)
                 await forward(cast, ((key, pack(key, cast.run, _ready(siege, number)).raw) for key in crowd))
             else:
-                body = _roll(siege, number) if which == 1 else _lock(cast, siege, number)
+                body = _view_change(siege, number) if which == 1 else _lock(cast, siege, number)
                 await _say(cast, pack(cast.identity, cast.run, body).raw)
                 await trio.sleep(SMALL_EVERY_S)
 
     await siege.all(flood, SECONDS)
-    return _sent(siege, "READYs, rolls and locks")
+    return _sent(siege, "READYs, view changes and locks")
 
 
-def _roll(siege: Siege, attempt: int) -> Body:
+def _view_change(siege: Siege, attempt: int) -> Body:
     return ViewChange(
         round=0, base=genesis_tip(siege.run), attempt=attempt, absent=[], held=b"", plan=None, lock=None, reduced=None
     )
@@ -216,7 +216,7 @@ def _roll(siege: Siege, attempt: int) -> Body:
 
 def _lock(cast: Cast, siege: Siege, attempt: int) -> Body:
     by = cast.identity.peer_id
-    said = motion(by, attempt, chunks=64, round=0, previous=genesis_tip(siege.run))
+    said = record_proposal(by, attempt, chunks=64, round=0, previous=genesis_tip(siege.run))
     proof = Certificate(attempt=attempt, absent=[], votes=[Signature(peer=by, signature=bytes(64))])
     return Lock(record=said.record, index=said.index, provenance=said.provenance, proof=proof)
 
@@ -255,6 +255,6 @@ SIEGES: dict[str, tuple[str, Conduct, int]] = {
     "siege: 256 links, 2048 heartbeats": ("of strangers", links, 32),
     "siege: huge questions": ("2 MiB each, without the last byte", questions, 12),
     "siege: every question": ("of one kind after the other", every_question, 32),
-    "siege: READYs, rolls, locks": ("as many as a peer may send", floods, 3),
+    "siege: READYs, view changes, locks": ("as many as a peer may send", floods, 3),
 }
 """How, by whom, and by how many strangers."""

@@ -150,21 +150,21 @@ async def claims_a_wide_line(stage: Stage) -> None:
 
 
 def signs_another_average(stage: Stage) -> Altering:
-    """In its motions, one chunk that it owns has another average, of its own part alone, which it has signed and shows to
-    nobody."""
+    """In its record proposals, one chunk that it owns has another average, of its own part alone, which it has signed and
+    shows to nobody."""
     names = {seat.peer: seat.identity for seat in stage.liars}
 
-    def change(machine: RoundMachine, motion: RecordProposal) -> RecordProposal | None:
-        record, provenance = motion.record, motion.provenance
+    def change(machine: RoundMachine, record_proposal: RecordProposal) -> RecordProposal | None:
+        record, provenance = record_proposal.record, record_proposal.provenance
         me = [member.peer for member in record.members].index(machine.me)
         chunk = provenance.signers.find(me)
-        if motion.proof is not None or chunk < 0:
+        if record_proposal.proof is not None or chunk < 0:
             return None
-        index, signatures = list(motion.index), list(provenance.signatures)
+        index, signatures = list(record_proposal.index), list(provenance.signatures)
         index[chunk] = ChunkEntry(hash=chunk_hash(b"nobody has it"), mask=mask_of([me], len(record.members)))
         result = ChunkResult(plan=plan_hash(plan_of(record, provenance)), chunk=chunk, entry=index[chunk])
         signatures[chunk] = pack(names[machine.me], stage.run, result).signature
-        return motion.model_copy(
+        return record_proposal.model_copy(
             update={
                 "index": index,
                 "record": record.model_copy(update={"result_root": index_root(index)}),

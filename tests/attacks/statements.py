@@ -1,4 +1,4 @@
-"""Well-formed motions that cost much to decode, signed by whoever likes."""
+"""Well-formed record proposals that cost much to decode, signed by whoever likes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkEntry, Member, Provenance, Record, RecordProposal, pack
 
 
-def motion(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: Hash = ZERO_HASH) -> RecordProposal:
-    """A motion about a record of one member and so many chunks, none of which exists."""
+def record_proposal(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: Hash = ZERO_HASH) -> RecordProposal:
+    """A record proposal about a record of one member and so many chunks, none of which exists."""
     place = Member(
         peer=by,
         incarnation=0,
@@ -36,15 +36,15 @@ def motion(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: H
     provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=[bytes(64)] * chunks)
     index = [ChunkEntry(hash=os.urandom(32), mask=b"\x01") for _ in range(chunks)]
     return RecordProposal(
-        attempt=attempt, absent=[], record=record, index=index, provenance=provenance, rolls=[b"\x00"], proof=None
+        attempt=attempt, absent=[], record=record, index=index, provenance=provenance, view_changes=[b"\x00"], proof=None
     )
 
 
 @lru_cache(maxsize=64)
 def _largest(by: PeerId) -> RecordProposal:
-    return motion(by, 0, chunks=MAX_CHUNKS)
+    return record_proposal(by, 0, chunks=MAX_CHUNKS)
 
 
-def large_motion(by: Identity, run: Hash, attempt: int) -> bytes:
+def large_record_proposal(by: Identity, run: Hash, attempt: int) -> bytes:
     """One of the largest statements, signed; another one for each attempt."""
     return pack(by, run, _largest(by.peer_id).model_copy(update={"attempt": attempt})).raw

@@ -36,7 +36,7 @@ from tests.simulation.wire import Endpoint
 
 
 def _answering(answer: Callable[[RecordProposal], Sequence[Vote]]) -> Adding:
-    """Votes as soon as a motion is heard."""
+    """Votes as soon as a record proposal is heard."""
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
         if not isinstance(event, Arrived) or not isinstance(event.body, RecordProposal) or event.sender == machine.me:
@@ -48,19 +48,21 @@ def _answering(answer: Callable[[RecordProposal], Sequence[Vote]]) -> Adding:
 
 def second_votes_at_once(stage: Stage) -> Adding:
     """Without a proof, and in every attempt."""
-    return _answering(lambda motion: [vote(motion.record, Step.SECOND, motion.attempt, motion.absent)])
+    return _answering(
+        lambda record_proposal: [vote(record_proposal.record, Step.SECOND, record_proposal.attempt, record_proposal.absent)]
+    )
 
 
 def votes_for_everything(stage: Stage) -> Adding:
-    """For each motion, and for a record that was never put to the vote; in both steps; in lower attempts, too."""
+    """For each record proposal, and for a record that was never put to the vote; in both steps; in lower attempts, too."""
 
-    def answer(motion: RecordProposal) -> list[Vote]:
+    def answer(record_proposal: RecordProposal) -> list[Vote]:
         _, other = forged(stage, [stage.liars[0].identity])
         return [
-            vote(record, step, attempt, motion.absent)
-            for record in (other.record, motion.record)
+            vote(record, step, attempt, record_proposal.absent)
+            for record in (other.record, record_proposal.record)
             for step in Step
-            for attempt in range(max(0, motion.attempt - 1), motion.attempt + 1)
+            for attempt in range(max(0, record_proposal.attempt - 1), record_proposal.attempt + 1)
         ]
 
     return _answering(answer)
@@ -69,26 +71,33 @@ def votes_for_everything(stage: Stage) -> Adding:
 def two_votes_in_one_step(stage: Stage) -> Adding:
     """First votes for two records in one ballot, truly signed: whoever sees both can prove it."""
 
-    def answer(motion: RecordProposal) -> list[Vote]:
+    def answer(record_proposal: RecordProposal) -> list[Vote]:
         _, other = forged(stage, [stage.liars[0].identity])
-        return [vote(record, Step.FIRST, motion.attempt, motion.absent) for record in (other.record, motion.record)]
+        return [
+            vote(record, Step.FIRST, record_proposal.attempt, record_proposal.absent)
+            for record in (other.record, record_proposal.record)
+        ]
 
     return _answering(answer)
 
 
-# -- rolls ------------------------------------------------------------------------------------------------------------------
+# -- view changes -----------------------------------------------------------------------------------------------------------
 
 Rolled = Callable[[RoundMachine, ViewChange], ViewChange]
 
 
 def ahead(by: int) -> Callable[[Stage], Adding]:
-    """Rolls of later attempts for everybody, beside the true one."""
+    """View changes of later attempts for everybody, beside the true one."""
 
     def forger(stage: Stage) -> Adding:
         def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
             own = [effect.body for effect in effects if isinstance(effect, Send) and isinstance(effect.body, ViewChange)]
-            later = [roll.model_copy(update={"attempt": roll.attempt + by}) for roll in own if isinstance(roll, ViewChange)]
-            return [Send(tuple(stage.honest_peers), roll) for roll in later]
+            later = [
+                view_change.model_copy(update={"attempt": view_change.attempt + by})
+                for view_change in own
+                if isinstance(view_change, ViewChange)
+            ]
+            return [Send(tuple(stage.honest_peers), view_change) for view_change in later]
 
         return Adding(more)
 
@@ -96,7 +105,7 @@ def ahead(by: int) -> Callable[[Stage], Adding]:
 
 
 def climbing(stage: Stage) -> Adding:
-    """A higher attempt with every roll of every peer that it hears."""
+    """A higher attempt with every view change of every peer that it hears."""
     step = [0]
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
@@ -109,20 +118,20 @@ def climbing(stage: Stage) -> Adding:
     return Adding(more)
 
 
-def holding_all(machine: RoundMachine, roll: ViewChange) -> ViewChange:
+def holding_all(machine: RoundMachine, view_change: ViewChange) -> ViewChange:
     """Says that it holds the READY of every elector."""
     electors = len(machine.base.electors)
-    return roll.model_copy(update={"held": ((1 << electors) - 1).to_bytes((electors + 7) // 8, "little")})
+    return view_change.model_copy(update={"held": ((1 << electors) - 1).to_bytes((electors + 7) // 8, "little")})
 
 
-def locked(machine: RoundMachine, roll: ViewChange) -> ViewChange:
+def locked(machine: RoundMachine, view_change: ViewChange) -> ViewChange:
     """Locked on a record that nobody knows, as it says; no proof is shown."""
-    name = LockName(attempt=max(0, roll.attempt - 1), absent=[], record_hash=b"\x99" * 32)
-    return roll.model_copy(update={"attempt": max(1, roll.attempt), "lock": name})
+    name = LockName(attempt=max(0, view_change.attempt - 1), absent=[], record_hash=b"\x99" * 32)
+    return view_change.model_copy(update={"attempt": max(1, view_change.attempt), "lock": name})
 
 
 def with_lock(*, lent: bool) -> Callable[[Stage], Adding]:
-    """A roll that names a lock on a record of its own, with a proof signed by itself alone, or in the name of others."""
+    """A view change that names a lock on a record of its own, with a proof signed by itself alone, or in others' names."""
 
     def forger(stage: Stage) -> Adding:
         def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
@@ -257,30 +266,30 @@ def in_turn(stage: Stage, ready: Ready) -> list[PeerId]:
 
 ATTACKS = [
     Attack("refuses everything", "never votes", holding(forge(Withholding(Vote)))),
-    Attack("no rolls", "never wants a round closed", holding(forge(Withholding(ViewChange)))),
-    Attack("silent elector", "no rolls and no votes", holding(forge(Withholding(ViewChange, Vote)))),
+    Attack("no view changes", "never wants a round closed", holding(forge(Withholding(ViewChange)))),
+    Attack("silent elector", "no view changes and no votes", holding(forge(Withholding(ViewChange, Vote)))),
     Attack("two silent electors", "of seven", holding(forge(Withholding(ViewChange, Vote))), 7, 2),
     Attack("second votes at once", "without a proof", holding(forge(second_votes_at_once))),
     Attack("votes for everything", "in both steps, in all attempts", holding(forge(votes_for_everything))),
     Attack("two votes in one step", "of one ballot, to its proposer", holding(proven, forge(two_votes_in_one_step))),
-    Attack("one attempt ahead", "with every roll", holding(forge(ahead(1)))),
-    Attack("16 attempts ahead", "with every roll", holding(forge(ahead(16)))),
-    Attack("2^50 attempts ahead", "with every roll", holding(forge(ahead(2**50)))),
-    Attack("climbing attempts", "above every roll that it hears", holding(forge(climbing))),
+    Attack("one attempt ahead", "with every view change", holding(forge(ahead(1)))),
+    Attack("16 attempts ahead", "with every view change", holding(forge(ahead(16)))),
+    Attack("2^50 attempts ahead", "with every view change", holding(forge(ahead(2**50)))),
+    Attack("climbing attempts", "above every view change that it hears", holding(forge(climbing))),
     *(
         Attack(name, how, holding(forge(Altering(ViewChange, change))))
         for name, how, change in (
             ("holds everything", "says that it has every READY", holding_all),
             (
-                "false plan in rolls",
+                "false plan in view changes",
                 "that nobody made",
-                lambda machine, roll: roll.model_copy(update={"plan": b"\x55" * 32}),
+                lambda machine, view_change: view_change.model_copy(update={"plan": b"\x55" * 32}),
             ),
-            ("false lock in rolls", "without a proof", locked),
+            ("false lock in view changes", "without a proof", locked),
             (
                 "counts itself out",
-                "in its own rolls",
-                lambda machine, roll: roll.model_copy(update={"absent": [machine.me]}),
+                "in its own view changes",
+                lambda machine, view_change: view_change.model_copy(update={"absent": [machine.me]}),
             ),
         )
     ),

@@ -47,7 +47,7 @@ from tests.protocol.council import (
     a_plan,
     a_ready,
     a_record,
-    a_roll,
+    a_view_change,
     a_vote,
     base_of,
     peers,
@@ -65,15 +65,15 @@ Seats = tuple[int, ...]
 
 
 class LockKey(NamedTuple):
-    """A lock, as a roll names it.  record: 0 or 1."""
+    """A lock, as a view change names it.  record: 0 or 1."""
 
     attempt: int
     absent: Seats
     record: int
 
 
-class RollKey(NamedTuple):
-    """What a roll says."""
+class ViewChangeKey(NamedTuple):
+    """What a view change says."""
 
     attempt: int
     absent: Seats
@@ -109,7 +109,7 @@ class Council:
         self.settings = replace(round_settings(RUN, SETTINGS.manifest), chunks=CHUNKS)
         self.base = base_of(peers(SEATS))
         self.peers = tuple(self.base.in_turn(self.base.electors))
-        self._rolls: dict[tuple[int, RollKey], bytes] = {}
+        self._view_changes: dict[tuple[int, ViewChangeKey], bytes] = {}
         self._votes: dict[tuple[int, VoteKey], bytes] = {}
 
     # -- the round ----------------------------------------------------------------------------------------------------
@@ -197,33 +197,38 @@ class Council:
     # -- statements ---------------------------------------------------------------------------------------------------
 
     def lock_name(self, key: LockKey | None) -> LockName | None:
-        """The name of a lock in a roll."""
+        """The name of a lock in a view change."""
         if key is None:
             return None
         return LockName(attempt=key.attempt, absent=self.absent(key.absent), record_hash=self.hash(key.record))
 
     def lock_key(self, name: LockName | None) -> LockKey | None:
-        """The key of a lock that a roll names."""
+        """The key of a lock that a view change names."""
         return None if name is None else LockKey(name.attempt, self.seats(name.absent), self.names[name.record_hash])
 
-    def key_of_roll(self, roll: ViewChange) -> RollKey:
-        """What a roll says, in short."""
-        return RollKey(roll.attempt, self.seats(roll.absent), self.lock_key(roll.lock), self.lock_key(roll.reduced))
+    def key_of_view_change(self, view_change: ViewChange) -> ViewChangeKey:
+        """What a view change says, in short."""
+        return ViewChangeKey(
+            view_change.attempt,
+            self.seats(view_change.absent),
+            self.lock_key(view_change.lock),
+            self.lock_key(view_change.reduced),
+        )
 
     def key_of_vote(self, vote: Vote) -> VoteKey:
         """What a vote says, in short."""
         return VoteKey(vote.step, vote.attempt, self.seats(vote.absent), self.names[vote.record_hash])
 
-    def roll_body(self, key: RollKey) -> ViewChange:
-        """The roll of a peer that holds all READYs."""
+    def view_change_body(self, key: ViewChangeKey) -> ViewChange:
+        """The view change of a peer that holds all READYs."""
         lock, reduced = self.lock_name(key.lock), self.lock_name(key.reduced)
-        return a_roll(key.attempt, *self.away(key.absent), on=self.base, held=self.peers, lock=lock, reduced=reduced)
+        return a_view_change(key.attempt, *self.away(key.absent), on=self.base, held=self.peers, lock=lock, reduced=reduced)
 
-    def roll(self, seat: int, key: RollKey) -> bytes:
-        """A signed roll as it travels."""
-        raw = self._rolls.get((seat, key))
+    def view_change(self, seat: int, key: ViewChangeKey) -> bytes:
+        """A signed view change as it travels."""
+        raw = self._view_changes.get((seat, key))
         if raw is None:
-            raw = self._rolls[seat, key] = signed(self.peers[seat], self.roll_body(key))
+            raw = self._view_changes[seat, key] = signed(self.peers[seat], self.view_change_body(key))
         return raw
 
     def signature(self, seat: int, key: VoteKey) -> bytes:
@@ -253,7 +258,7 @@ class Council:
         return Lock(record=self.records[record], index=self.indices[record], provenance=self.provenance, proof=proof)
 
     def record_proposal(
-        self, ballot: BallotKey, record: int, rolls: list[bytes], proof: Certificate | None
+        self, ballot: BallotKey, record: int, view_changes: list[bytes], proof: Certificate | None
     ) -> RecordProposal:
         """A record, put to the vote."""
         return RecordProposal(
@@ -262,6 +267,6 @@ class Council:
             record=self.records[record],
             index=self.indices[record],
             provenance=self.provenance,
-            rolls=rolls,
+            view_changes=view_changes,
             proof=proof,
         )

@@ -28,8 +28,8 @@ from tests.explore.council import (
     BallotKey,
     Council,
     LockKey,
-    RollKey,
     Seats,
+    ViewChangeKey,
     VoteKey,
 )
 
@@ -52,7 +52,7 @@ class Elector(NamedTuple):
     """An honest elector: what binds it, and all that it ever said."""
 
     kept: KeptKey
-    rolls: frozenset[RollKey]
+    view_changes: frozenset[ViewChangeKey]
     votes: frozenset[VoteKey]
 
 
@@ -85,7 +85,7 @@ class Electors:
 
     def called(self, number: int) -> int:
         """The highest attempt that it has called."""
-        return max((roll.attempt for roll in self.known[number].rolls), default=-1)
+        return max((view_change.attempt for view_change in self.known[number].view_changes), default=-1)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Electors:
         return self.call(seat, self.keep(Elector(self.key(None), frozenset(), frozenset()), None), 0)
 
     def call(self, seat: int, number: int, attempt: int) -> int:
-        """It takes part in an attempt, and sends every roll for it that any view of the others can make it send."""
+        """It takes part in an attempt, and sends every view change for it that any view of the others can make it send."""
         key = ("call", seat, number, attempt)
         if key not in self._steps:
             elector, kept = self.known[number], self.kept(number)
@@ -102,10 +102,16 @@ class Electors:
                 state = self.council.state(seat, self.kept(number))
                 state.go_to_attempt(attempt, 0.0)
                 said, bound = self._perform(self.kept(number), Voter(state).call(view, 0.0)[0])
-                rolls = frozenset(self.council.key_of_roll(body) for body in said if isinstance(body, ViewChange))
-                rolls = frozenset(roll for roll in rolls if roll.attempt == attempt and roll.absent in self.absences)
-                if rolls:
-                    elector, kept = elector._replace(rolls=elector.rolls | rolls), bound
+                view_changes = frozenset(
+                    self.council.key_of_view_change(body) for body in said if isinstance(body, ViewChange)
+                )
+                view_changes = frozenset(
+                    view_change
+                    for view_change in view_changes
+                    if view_change.attempt == attempt and view_change.absent in self.absences
+                )
+                if view_changes:
+                    elector, kept = elector._replace(view_changes=elector.view_changes | view_changes), bound
             self._steps[key] = self.keep(elector, kept)
         return self._steps[key]
 
@@ -146,7 +152,7 @@ class Electors:
         if key not in self._open:
             council = self.council
             kept = self.kept(number) or blank(council.base)
-            ballots = {BallotKey(roll.attempt, roll.absent) for roll in self.known[number].rolls}
+            ballots = {BallotKey(view_change.attempt, view_change.absent) for view_change in self.known[number].view_changes}
             self._open[key] = [
                 (ballot, record)
                 for ballot in sorted(ballots)

@@ -19,7 +19,7 @@ from protocol.agreement.events import Persist, RoundEffect, Send
 from protocol.agreement.round_state import RoundState
 from protocol.agreement.voter import Voter
 from protocol.wire.messages import Certificate, PrevoteCertificate, RecordProposal, Step, ViewChange, Vote
-from tests.explore.council import NAMES, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+from tests.explore.council import NAMES, BallotKey, Council, LockKey, Seats, ViewChangeKey, VoteKey
 from tests.explore.electors import Electors, proof_of
 
 ME = 2
@@ -97,8 +97,10 @@ class Memory:
             locks = [LockKey(attempt, absent, record) for attempt in range(ballot.attempt) for absent in lists]
             for lock in [None, *locks]:
                 full, reduced = (None, lock) if lock is not None and lock.absent else (lock, None)
-                rolls = [council.roll(seat, RollKey(*ballot, full, reduced)) for seat in others]
-                proposal = council.record_proposal(ballot, record, rolls, self._proof(lock) if lock is not None else None)
+                view_changes = [council.view_change(seat, ViewChangeKey(*ballot, full, reduced)) for seat in others]
+                proposal = council.record_proposal(
+                    ballot, record, view_changes, self._proof(lock) if lock is not None else None
+                )
                 shown.append((proposal, proof_of(proposal, self._proof(LockKey(*ballot, record)))))
         return shown
 
@@ -130,7 +132,7 @@ class Memory:
         council, electors = self._council, self._electors
         bodies = [effect.body for effect in effects if isinstance(effect, Send)]
         votes = {council.key_of_vote(body) for body in bodies if isinstance(body, Vote)}
-        rolls = {council.key_of_roll(body) for body in bodies if isinstance(body, ViewChange)}
+        view_changes = {council.key_of_view_change(body) for body in bodies if isinstance(body, ViewChange)}
         kept = electors.known[number].kept
         for effect in effects:
             kept = electors.key(effect.kept) if isinstance(effect, Persist) else kept
@@ -138,7 +140,7 @@ class Memory:
         for _ in range(STEPS + 1):
             for each in reached:
                 elector = electors.known[each]
-                if elector.kept == kept and votes <= elector.votes and rolls <= elector.rolls:
+                if elector.kept == kept and votes <= elector.votes and view_changes <= elector.view_changes:
                     return each
             reached = [after for each in reached for after in self._steps(each)]
         return None

@@ -110,7 +110,9 @@ def _absent_lists() -> Sequence[Any]:
 
 def _reduced_as_full() -> Sequence[Any]:
     def highest_locks(self: Justification) -> list[LockName]:
-        return highest([lock for roll in self.rolls.values() for lock in (roll.lock, roll.reduced)])
+        return highest(
+            [lock for view_change in self.view_changes.values() for lock in (view_change.lock, view_change.reduced)]
+        )
 
     return [patch.object(Justification, "highest_locks", highest_locks)]
 
@@ -230,11 +232,13 @@ def _liar(seat: int, *absences: Seats) -> Config:
 
 
 MUTATIONS = (
-    Mutation("lock-rule", "a record proposal need not carry on the highest lock that its rolls name", _liar(1), _lock_rule),
+    Mutation(
+        "lock-rule", "a record proposal need not carry on the highest lock that its view changes name", _liar(1), _lock_rule
+    ),
     Mutation("quorum", "one vote less than a quorum certifies", _liar(0), _quorum),
     Mutation("persistence", "what binds an elector is forgotten at a restart", _liar(0), _persistence),
     Mutation("proof-check", "a lock that is carried on needs no proof", _liar(1), _proof_check),
-    Mutation("monotony", "an elector votes in a lower attempt after its roll for a higher one", _liar(1), _monotony),
+    Mutation("monotony", "an elector votes in a lower attempt after its view change for a higher one", _liar(1), _monotony),
     Mutation("absent-lists", "votes with different absent lists add up", _liar(1, (3,)), _absent_lists),
     Mutation(
         "reduced-as-full", "locks of a part count as locks of the whole electorate", _liar(1, (0, 2, 3)), _reduced_as_full

@@ -48,11 +48,11 @@ class Progress:
     def _play(self, state: State) -> str | None:
         electors, ballot = self._electors, BallotKey(self._attempt, ())
         now = [electors.call(seat, number, self._attempt) for seat, number in zip(self._honest, state, strict=True)]
-        rolls = [
-            (seat, roll)
+        view_changes = [
+            (seat, view_change)
             for seat, number in zip(self._honest, now, strict=True)
-            for roll in electors.known[number].rolls
-            if BallotKey(roll.attempt, roll.absent) == ballot
+            for view_change in electors.known[number].view_changes
+            if BallotKey(view_change.attempt, view_change.absent) == ballot
         ]
         kept = [each for number in now if (each := electors.kept(number)) is not None]
         locks = [lock for each in kept for lock in (each.lock, each.reduced) if lock is not None]
@@ -60,9 +60,9 @@ class Progress:
             LockKey(lock.proof.attempt, self._council.seats(lock.proof.absent), self._council.names[_name(lock)]): lock.proof
             for lock in locks
         }
-        proposal = self._proposals.proposed(ballot, 0, rolls, proofs)
+        proposal = self._proposals.proposed(ballot, 0, view_changes, proofs)
         if proposal is None:
-            return "stuck: an honest proposer finds no record proposal that the rolls of all honest electors allow"
+            return "stuck: an honest proposer finds no record proposal that the view changes of all honest electors allow"
         record = self._council.names[_name(proposal)]
         name = ("progress", state, proposal.record.result_root)
         now = [electors.vote(seat, number, proposal, None, name) for seat, number in zip(self._honest, now, strict=True)]

@@ -1,4 +1,4 @@
-"""Record proposals, rolls and certificates in words."""
+"""Record proposals, view changes and certificates in words."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def read_record_proposal(council: Council, liars: Seats, proposal: RecordProposa
     if not shown:
         return text
     leader = council.peers.index(council.ballot(ballot).proposer)
-    rolls = "; ".join(read_roll(council, raw) for raw in proposal.rolls)
+    view_changes = "; ".join(read_view_change(council, raw) for raw in proposal.view_changes)
     proof = f", {read_proof(council, proposal.proof)}" if proposal.proof is not None else ""
-    return f"{text}: {'the liar ' if leader in liars else ''}P{leader} shows the rolls of {rolls}{proof}"
+    return f"{text}: {'the liar ' if leader in liars else ''}P{leader} shows the view changes of {view_changes}{proof}"
 
 
-def read_roll(council: Council, raw: bytes) -> str:
+def read_view_change(council: Council, raw: bytes) -> str:
     """Who it is of, and what it names."""
-    sender, roll, _ = unpack(raw, RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
-    assert isinstance(roll, ViewChange)
-    locks = [read_lock(council, lock) for lock in (roll.lock, roll.reduced) if lock is not None]
+    sender, view_change, _ = unpack(raw, RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
+    assert isinstance(view_change, ViewChange)
+    locks = [read_lock(council, lock) for lock in (view_change.lock, view_change.reduced) if lock is not None]
     return f"P{council.peers.index(sender)} ({' and '.join(locks) or 'no lock'})"
 
 

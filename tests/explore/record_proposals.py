@@ -1,7 +1,8 @@
 """Which record proposals can be put to the vote, given what has been said: by an honest proposer and by a liar.
 
-An honest one is the real `Proposer`, which has heard any quorum of rolls.  A liar assembles a record proposal from
-any rolls, its own and others', with any proof, and anything is tried that the checks of the real voter might let through.
+An honest one is the real `Proposer`, which has heard any quorum of view changes.  A liar assembles a record proposal from
+any view changes, its own and others', with any proof, and anything is tried that the checks of the real voter might let
+through.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.messages import Certificate, RecordProposal, Step, ViewChange, unpack
 from tests.explore.certificates import Assembled
-from tests.explore.council import NAMES, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+from tests.explore.council import NAMES, BallotKey, Council, LockKey, Seats, ViewChangeKey, VoteKey
 from tests.protocol.council import RUN
 
 Effect = tuple[LockKey | None, ...]
-SignedRoll = tuple[int, RollKey]
-"""A roll and the seat of its sender."""
+SignedViewChange = tuple[int, ViewChangeKey]
+"""A view change and the seat of its sender."""
 
 
 class RecordProposalKey(NamedTuple):
@@ -54,8 +55,8 @@ class RecordProposals:
         self._council, self._liars, self._absences = council, liars, absences
         self._ballots: dict[BallotKey, Ballot] = {}
         self._found: dict[tuple[object, ...], Candidates] = {}
-        self._own: dict[tuple[BallotKey, int], list[RollKey]] = {}
-        self._effects: dict[tuple[BallotKey, int, RollKey], Effect] = {}
+        self._own: dict[tuple[BallotKey, int], list[ViewChangeKey]] = {}
+        self._effects: dict[tuple[BallotKey, int, ViewChangeKey], Effect] = {}
         self._proven: dict[tuple[object, ...], bool] = {}
         self._justified: dict[tuple[object, ...], list[LockKey] | None] = {}
 
@@ -69,10 +70,12 @@ class RecordProposals:
         """The seat of the proposer of a ballot."""
         return self._council.peers.index(self.ballot(key).proposer)
 
-    def find(self, key: BallotKey, record: int, heard: tuple[frozenset[RollKey], ...], assembled: Assembled) -> Candidates:
+    def find(
+        self, key: BallotKey, record: int, heard: tuple[frozenset[ViewChangeKey], ...], assembled: Assembled
+    ) -> Candidates:
         """The record proposals for this record, one for each lock that it can carry on, or without one.
 
-        heard: the rolls for this ballot of each honest elector that were sent, by seat; those of the liars are not needed.
+        heard: the view changes for this ballot of each honest elector that were sent, by seat; liars need none.
         assembled: what the votes prove.
         """
         known = (key, record, heard, assembled.provable[record])
@@ -82,40 +85,45 @@ class RecordProposals:
         return found
 
     def _search(
-        self, key: BallotKey, record: int, heard: Sequence[frozenset[RollKey]], proofs: Mapping[LockKey, Certificate]
+        self, key: BallotKey, record: int, heard: Sequence[frozenset[ViewChangeKey]], proofs: Mapping[LockKey, Certificate]
     ) -> Iterator[tuple[RecordProposalKey, RecordProposal]]:
         leader, found = self.leader(key), set[RecordProposalKey]()
-        for rolls in self._choices(key, heard):
-            for carried, proof in self._carried(key, record, rolls, proofs):
+        for view_changes in self._choices(key, heard):
+            for carried, proof in self._carried(key, record, view_changes, proofs):
                 name = RecordProposalKey(key, record, carried)
                 if name in found:
                     continue
                 if leader in self._liars:
-                    signed = [self._council.roll(*roll) for roll in rolls]
+                    signed = [self._council.view_change(*view_change) for view_change in view_changes]
                     proposal: RecordProposal | None = self._council.record_proposal(key, record, signed, proof)
                 else:
-                    proposal = self.proposed(key, record, rolls, proofs)
+                    proposal = self.proposed(key, record, view_changes, proofs)
                 if proposal is not None and proposal.record == self._council.records[record]:
                     found.add(name)
                     yield name, proposal
 
-    def _choices(self, key: BallotKey, heard: Sequence[frozenset[RollKey]]) -> Iterator[tuple[SignedRoll, ...]]:
-        """The rolls of every smallest quorum.
+    def _choices(self, key: BallotKey, heard: Sequence[frozenset[ViewChangeKey]]) -> Iterator[tuple[SignedViewChange, ...]]:
+        """The view changes of every smallest quorum.
 
-        More rolls never allow more: of a larger set, the roll that names the lock to be carried on, and others of it, are a
-        quorum which allows the same.
+        More view changes never allow more: of a larger set, the view change that names the lock to be carried on, and others
+        of it, are a quorum which allows the same.
         """
         sent = [
-            [(seat, roll) for roll in (self._own_rolls(key, seat) if seat in self._liars else sorted(heard[seat], key=repr))]
+            [
+                (seat, view_change)
+                for view_change in (
+                    self._own_view_changes(key, seat) if seat in self._liars else sorted(heard[seat], key=repr)
+                )
+            ]
             for seat in self._council.voters(key.absent)
         ]
-        for senders in combinations([rolls for rolls in sent if rolls], self.ballot(key).quorum):
+        for senders in combinations([view_changes for view_changes in sent if view_changes], self.ballot(key).quorum):
             yield from product(*senders)
 
-    def _own_rolls(self, key: BallotKey, seat: int) -> list[RollKey]:
-        """What a liar can say in a roll: any lock of a lower attempt, of the whole electorate or of a part.
+    def _own_view_changes(self, key: BallotKey, seat: int) -> list[ViewChangeKey]:
+        """What a liar can say in a view change: any lock of a lower attempt, of the whole electorate or of a part.
 
-        Of rolls that alone have the same effect, one is enough.
+        Of view changes that alone have the same effect, one is enough.
         """
         if (key, seat) not in self._own:
             locks = [
@@ -126,25 +134,25 @@ class RecordProposals:
             ]
             full = [None, *(lock for lock in locks if not lock.absent)]
             reduced = [None, *(lock for lock in locks if lock.absent)]
-            rolls = [RollKey(key.attempt, key.absent, lock, other) for lock, other in product(full, reduced)]
-            different = {self._effect(key, seat, roll): roll for roll in reversed(rolls)}
+            view_changes = [ViewChangeKey(key.attempt, key.absent, lock, other) for lock, other in product(full, reduced)]
+            different = {self._effect(key, seat, view_change): view_change for view_change in reversed(view_changes)}
             self._own[key, seat] = list(reversed(different.values()))
         return self._own[key, seat]
 
-    def _effect(self, key: BallotKey, seat: int, roll: RollKey) -> Effect:
-        """The locks that a quorum would have to carry on if this were its only roll."""
-        if (key, seat, roll) not in self._effects:
-            council, ballot, body = self._council, self.ballot(key), self._council.roll_body(roll)
+    def _effect(self, key: BallotKey, seat: int, view_change: ViewChangeKey) -> Effect:
+        """The locks that a quorum would have to carry on if this were its only view change."""
+        if (key, seat, view_change) not in self._effects:
+            council, ballot, body = self._council, self.ballot(key), self._council.view_change_body(view_change)
             assert check_view_change(ballot, body) is None
             alone = Justification(ballot, {council.peers[seat]: body}).highest_locks()
-            self._effects[key, seat, roll] = tuple(council.lock_key(name) for name in alone)
-        return self._effects[key, seat, roll]
+            self._effects[key, seat, view_change] = tuple(council.lock_key(name) for name in alone)
+        return self._effects[key, seat, view_change]
 
     def _carried(
-        self, key: BallotKey, record: int, rolls: tuple[SignedRoll, ...], proofs: Mapping[LockKey, Certificate]
+        self, key: BallotKey, record: int, view_changes: tuple[SignedViewChange, ...], proofs: Mapping[LockKey, Certificate]
     ) -> list[tuple[LockKey | None, Certificate | None]]:
-        """The locks on this record that these rolls let a proposal carry on, with their proofs; (None, None) for none."""
-        names = self._highest(key, rolls)
+        """Locks on this record that these view changes let a proposal carry on, with their proofs; (None, None) for none."""
+        names = self._highest(key, view_changes)
         if not names:
             return [] if names is None else [(None, None)]
         carried: list[tuple[LockKey | None, Certificate | None]] = []
@@ -155,15 +163,17 @@ class RecordProposals:
                     carried.append((lock, proof))
         return carried
 
-    def _highest(self, key: BallotKey, rolls: tuple[SignedRoll, ...]) -> list[LockKey] | None:
-        """The locks of which one must be carried on; None when the rolls justify nothing.
+    def _highest(self, key: BallotKey, view_changes: tuple[SignedViewChange, ...]) -> list[LockKey] | None:
+        """The locks of which one must be carried on; None when the view changes justify nothing.
 
-        Asked once for all rolls with the same effects.  The voter that is shown the proposal opens the rolls in it again.
+        Asked once for all view changes with the same effects.  The voter that is shown the proposal opens those in it again.
         """
-        known = (key, tuple([(seat, self._effect(key, seat, roll)) for seat, roll in rolls]))
+        known = (key, tuple([(seat, self._effect(key, seat, view_change)) for seat, view_change in view_changes]))
         if known not in self._justified:
             try:
-                names = justify(RUN, self.ballot(key), [self._council.roll(*roll) for roll in rolls]).highest_locks()
+                names = justify(
+                    RUN, self.ballot(key), [self._council.view_change(*view_change) for view_change in view_changes]
+                ).highest_locks()
                 locks = dict.fromkeys(self._council.lock_key(name) for name in names)
                 self._justified[known] = [lock for lock in locks if lock is not None]
             except Malformed:
@@ -183,20 +193,20 @@ class RecordProposals:
         return self._proven[known]
 
     def proposed(
-        self, key: BallotKey, record: int, rolls: Sequence[SignedRoll], proofs: Mapping[LockKey, Certificate]
+        self, key: BallotKey, record: int, view_changes: Sequence[SignedViewChange], proofs: Mapping[LockKey, Certificate]
     ) -> RecordProposal | None:
-        """The proposal that the honest proposer makes which has heard these rolls, and whose exchange gave `record`."""
+        """The proposal of an honest proposer that has heard these view changes, and whose exchange gave `record`."""
         council, leader = self._council, self.leader(key)
         state = council.state(leader, None)
         state.go_to_attempt(key.attempt, 0.0)
         state.results[plan_hash(council.plan)] = (tuple(council.indices[record]), council.provenance)
         calls = ViewChangeLog(state)
-        for seat, roll in rolls:
-            for lock in (roll.lock, roll.reduced):
+        for seat, view_change in view_changes:
+            for lock in (view_change.lock, view_change.reduced):
                 if lock is not None:
                     proof = proofs.get(lock) or council.forged(VoteKey(Step.FIRST, *lock))
                     calls.on_lock(council.peers[seat], council.lock(lock.record, proof))
-            sender, body, envelope = unpack(council.roll(seat, roll), RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
+            sender, body, envelope = unpack(council.view_change(seat, view_change), RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
             assert isinstance(body, ViewChange)
             calls.on_view_change(sender, body, envelope.signature, {}, 0.0)
         effects = Proposer(state, calls).lead(self.ballot(key), council.view(key.absent), 0.0)

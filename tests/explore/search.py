@@ -2,11 +2,12 @@
 
 The network is the set of statements ever sent: anybody may receive any of them at any time, in any order, again, or never.
 A state is therefore what binds each honest elector and what it has said so far.  The liars have no state: whatever they can
-sign is always there.  Three steps change the state: an elector calls the next attempt (its rolls are sent), casts a first
-vote, or casts a second vote.
+sign is always there.  Three steps change the state: an elector calls the next attempt (its view changes are sent), casts a
+first vote, or casts a second vote.
 
-What is left out changes nothing.  Statements are only added to, and a roll binds to nothing but its attempt, so an elector
-sends every roll when it enters an attempt, and enters the attempts one by one: whoever skips one has said less.
+What is left out changes nothing.  Statements are only added to, and a view change binds to nothing but its attempt, so an
+elector sends every view change when it enters an attempt, and enters the attempts one by one: whoever skips one has said
+less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full, rank
 from protocol.wire.messages import Certificate, Commit, RecordProposal, Step
 from tests.explore.certificates import Assembled, Certificates
-from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, Seats, ViewChangeKey, VoteKey
 from tests.explore.electors import Electors
 from tests.explore.progress import Progress
 from tests.explore.record_proposals import Candidates, RecordProposals
@@ -107,7 +108,7 @@ class Search:
         self._pasts: dict[int, Past] = {}
         self._flaws: dict[int, str | None] = {}
         self._confirms: dict[tuple[int, int], bool] = {}
-        self._said: dict[int, tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]] = {}
+        self._said: dict[int, tuple[dict[BallotKey, frozenset[ViewChangeKey]], frozenset[VoteKey]]] = {}
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
@@ -236,14 +237,14 @@ class Search:
 
     # -- what was said ------------------------------------------------------------------------------------------------
 
-    def said(self, number: int) -> tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]:
-        """The rolls by ballot, and the votes, of an elector in this state."""
+    def said(self, number: int) -> tuple[dict[BallotKey, frozenset[ViewChangeKey]], frozenset[VoteKey]]:
+        """The view changes by ballot, and the votes, of an elector in this state."""
         if number not in self._said:
-            elector, rolls = self.electors.known[number], dict[BallotKey, frozenset[RollKey]]()
-            for roll in elector.rolls:
-                ballot = BallotKey(roll.attempt, roll.absent)
-                rolls[ballot] = rolls.get(ballot, frozenset()) | {roll}
-            self._said[number] = rolls, elector.votes
+            elector, view_changes = self.electors.known[number], dict[BallotKey, frozenset[ViewChangeKey]]()
+            for view_change in elector.view_changes:
+                ballot = BallotKey(view_change.attempt, view_change.absent)
+                view_changes[ballot] = view_changes.get(ballot, frozenset()) | {view_change}
+            self._said[number] = view_changes, elector.votes
         return self._said[number]
 
     def assembled(self, state: State) -> Assembled:
@@ -255,7 +256,7 @@ class Search:
 
     def available(self, state: State, ballot: BallotKey, record: int, assembled: Assembled) -> Candidates:
         """The record proposals for a record in a ballot that can be made of what was said."""
-        heard = [frozenset[RollKey]()] * SEATS
+        heard = [frozenset[ViewChangeKey]()] * SEATS
         for seat, number in zip(self.honest, state, strict=True):
             heard[seat] = self.said(number)[0].get(ballot, frozenset())
         return self.proposals.find(ballot, record, tuple(heard), assembled)

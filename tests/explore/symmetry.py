@@ -11,7 +11,7 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 from protocol.wire.messages import Step
-from tests.explore.council import NAMES, BallotKey, LockKey, RollKey, Seats, VoteKey
+from tests.explore.council import NAMES, BallotKey, LockKey, Seats, ViewChangeKey, VoteKey
 from tests.explore.electors import Elector, Electors, KeptKey
 
 State = tuple[int, ...]
@@ -56,8 +56,13 @@ class Exchange:
                 self.lock(kept.reduced),
             ),
             frozenset(
-                RollKey(roll.attempt, self.absent(roll.absent), self.lock(roll.lock), self.lock(roll.reduced))
-                for roll in elector.rolls
+                ViewChangeKey(
+                    view_change.attempt,
+                    self.absent(view_change.absent),
+                    self.lock(view_change.lock),
+                    self.lock(view_change.reduced),
+                )
+                for view_change in elector.view_changes
             ),
             frozenset(map(self.vote, elector.votes)),
         )
@@ -136,9 +141,9 @@ class Symmetry:
         if number not in self._presents:
             elector = self._electors.known[number]
             attempt = elector.kept.attempt
-            rolls = frozenset(roll for roll in elector.rolls if roll.attempt >= attempt)
+            view_changes = frozenset(view_change for view_change in elector.view_changes if view_change.attempt >= attempt)
             votes = frozenset(vote for vote in elector.votes if vote.attempt >= attempt)
-            self._presents[number] = self._electors.number(Elector(elector.kept, rolls, votes))
+            self._presents[number] = self._electors.number(Elector(elector.kept, view_changes, votes))
         return self._presents[number]
 
     def _number_of(self, past: Past | None) -> int:

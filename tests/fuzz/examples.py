@@ -87,7 +87,7 @@ MOTION = RecordProposal(
     record=RECORD,
     index=[ENTRY, ENTRY],
     provenance=PROVENANCE,
-    rolls=[pack(ONE, RUN, ROLL).raw],
+    view_changes=[pack(ONE, RUN, ROLL).raw],
     proof=CERTIFICATE,
 )
 BATCH = RolloutBatch(version=1, tip=TIP, number=0, incarnation=1, rollouts=2, tokens=20, size=100, root=TIP)
@@ -112,7 +112,7 @@ BODIES: list[Body] = [
     a_first_ready(base=TIP, root=TIP, state_digest=TIP, losses=losses_from([SourceMean(1, 5, 2.5)])),
     a_first_ready(base=TIP, root=TIP, state_digest=TIP, rollouts=learned_from([UsedBatch(ONE.peer_id, TIP, 9)], 0.5)),
     ROLL,
-    Proposal(attempt=1, absent=[], plan=PLAN, rolls=[pack(ONE, RUN, ROLL).raw]),
+    Proposal(attempt=1, absent=[], plan=PLAN, view_changes=[pack(ONE, RUN, ROLL).raw]),
     Report(round=1, base=TIP, plan=TIP, index=[ENTRY], provenance=PROVENANCE),
     Lock(record=RECORD, index=[ENTRY], provenance=PROVENANCE, proof=CERTIFICATE),
     MOTION.model_copy(update={"absent": [ONE.peer_id]}),

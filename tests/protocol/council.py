@@ -151,7 +151,7 @@ def a_ballot(attempt: int, *absent: PeerId) -> Ballot:
     return Ballot(BASE, attempt, tuple(sorted(absent)))
 
 
-def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), on: Base = BASE, **changes: Any) -> ViewChange:
+def a_view_change(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), on: Base = BASE, **changes: Any) -> ViewChange:
     """A view change that names no plan and no lock.  held: the electors whose READY its sender holds.  on: the base."""
     fields: dict[str, Any] = {
         "round": on.round,
@@ -172,7 +172,7 @@ def signed(peer: PeerId, body: Body) -> bytes:
 
 
 def name_of(attempt: int, *absent: PeerId, record: Record = RECORD) -> LockName:
-    """How a roll names the lock that was made in this attempt."""
+    """How a view change names the lock that was made in this attempt."""
     return LockName(attempt=attempt, absent=sorted(absent), record_hash=record_hash(record))
 
 
@@ -212,14 +212,14 @@ def a_lock(attempt: int, *absent: PeerId, record: Record = RECORD) -> Lock:
     return Lock(record=record, index=index, provenance=PROVENANCE, proof=votes_for(record, voters, attempt, *absent))
 
 
-def a_motion(
+def a_record_proposal(
     attempt: int,
     *absent: PeerId,
-    rolls: Iterable[bytes] = (),
+    view_changes: Iterable[bytes] = (),
     record: Record = RECORD,
     proof: Certificate | None = None,
 ) -> RecordProposal:
-    """This record is put to the vote.  rolls: without any, those of all who stay, that name nothing."""
+    """This record is put to the vote.  view_changes: without any, those of all who stay, that name nothing."""
     stay = [peer for peer in PEERS[:4] if peer not in absent]
     return RecordProposal(
         attempt=attempt,
@@ -227,7 +227,7 @@ def a_motion(
         record=record,
         index=INDEX if record == RECORD else OTHER_INDEX,
         provenance=PROVENANCE,
-        rolls=list(rolls) or [signed(peer, a_roll(attempt, *absent)) for peer in stay],
+        view_changes=list(view_changes) or [signed(peer, a_view_change(attempt, *absent)) for peer in stay],
         proof=proof,
     )
 

@@ -292,7 +292,9 @@ MUTATIONS = {
     mutation.name: mutation
     for mutation in (
         Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
-        Mutation("votes-not-persisted", "agreement", "rolls and votes are not written", "agreement:", _votes_not_persisted),
+        Mutation(
+            "votes-not-persisted", "agreement", "view changes and votes are not written", "agreement:", _votes_not_persisted
+        ),
         Mutation("lock-ignored", "agreement", "a proposer overrules a lock", "agreement:", _lock_ignored),
         Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
         Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),

@@ -22,7 +22,7 @@ from tests.protocol.council import certificate_of, signed
 
 
 class LyingProposer:
-    """The proposer of attempt 0 of four, of whom it is one; it has the rolls of the others."""
+    """The proposer of attempt 0 of four, of whom it is one; it has the view changes of the others."""
 
     def __init__(self, parliament: Parliament | None = None) -> None:
         self.parliament = parliament or Parliament(4)
@@ -31,8 +31,8 @@ class LyingProposer:
         self._heard = self.parliament.make_puppet(self.peer)
         self.parliament.call()
         called = {peer: signed(peer, body) for peer, body in self._heard}
-        called[self.peer] = signed(self.peer, self.parliament.roll(0))
-        self.rolls = [called[peer] for peer in sorted(called)]
+        called[self.peer] = signed(self.peer, self.parliament.view_change(0))
+        self.view_changes = [called[peer] for peer in sorted(called)]
 
     def plan(self, owner: int) -> Plan:
         """All four, and one of them averages everything."""
@@ -49,9 +49,9 @@ class LyingProposer:
         )
 
     def proposal(self, owner: int) -> Proposal:
-        return Proposal(attempt=0, absent=[], plan=self.plan(owner), rolls=self.rolls)
+        return Proposal(attempt=0, absent=[], plan=self.plan(owner), view_changes=self.view_changes)
 
-    def motion(self, version: bytes) -> RecordProposal:
+    def record_proposal(self, version: bytes) -> RecordProposal:
         """The plan's record with averages of this version."""
         plan = self.plan(0)
         index = [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=b"\x0f") for chunk in range(3)]
@@ -59,12 +59,18 @@ class LyingProposer:
         record = example.record.model_copy(update={"members": plan.members, "result_root": index_root(index)})
         provenance = example.provenance.model_copy(update={"owners": plan.owners, "signers": plan.owners})
         return example.model_copy(
-            update={"record": record, "index": index, "rolls": self.rolls, "proof": None, "provenance": provenance}
+            update={
+                "record": record,
+                "index": index,
+                "view_changes": self.view_changes,
+                "proof": None,
+                "provenance": provenance,
+            }
         )
 
-    def hears(self, step: Step, motion: RecordProposal) -> Certificate:
+    def hears(self, step: Step, record_proposal: RecordProposal) -> Certificate:
         """The votes of this step for this record that it has heard, with its own."""
-        name = record_hash(motion.record)
+        name = record_hash(record_proposal.record)
         votes = {
             peer: body
             for peer, body in self._heard
@@ -80,11 +86,11 @@ class LyingProposer:
         self.parliament.pass_on(type(body))
         self.parliament.pass_on(Vote)
 
-    def proof(self, motion: RecordProposal) -> PrevoteCertificate:
+    def proof(self, record_proposal: RecordProposal) -> PrevoteCertificate:
         base = self.parliament.base
-        certificate = self.hears(Step.FIRST, motion)
+        certificate = self.hears(Step.FIRST, record_proposal)
         return PrevoteCertificate(
-            round=base.round, base=base.tip, record_hash=record_hash(motion.record), certificate=certificate
+            round=base.round, base=base.tip, record_hash=record_hash(record_proposal.record), certificate=certificate
         )
 
     def is_outlived(self) -> None:

@@ -56,7 +56,7 @@ from protocol.wire.messages import (
     mask_of,
     unpack,
 )
-from tests.protocol.council import CHUNKS, RUN, SETTINGS, a_ready, a_roll, base_of, peers, signature_of
+from tests.protocol.council import CHUNKS, RUN, SETTINGS, a_ready, a_view_change, base_of, peers, signature_of
 
 
 class Witness:
@@ -216,9 +216,9 @@ class Parliament:
             if self.seats[to].alive:
                 self.hand_over(sender, self.seats[to], body)
 
-    def roll(self, attempt: int, **changes: Any) -> ViewChange:
-        """A roll of the whole electorate that names nothing."""
-        return a_roll(attempt, on=self.base, **changes)
+    def view_change(self, attempt: int, **changes: Any) -> ViewChange:
+        """A view change of the whole electorate that names nothing."""
+        return a_view_change(attempt, on=self.base, **changes)
 
     def call(self) -> None:
         """Everybody is ready, and has called attempt 0."""
@@ -329,7 +329,7 @@ STEPS: list[type[Body]] = [ViewChange, Proposal, RecordProposal, Vote, PrevoteCe
 
 
 def put_to_the_vote(parliament: Parliament) -> tuple[PeerId, RecordProposal]:
-    """Everybody is ready, has called attempt 0 and made the exchange; the motion is under way.  Returns who made it."""
+    """Everybody is ready, has called attempt 0 and made the exchange; a record proposal is under way.  Returns it."""
     parliament.call()
     parliament.pass_on(Proposal)
     return next((sender, body) for sender, _, body in parliament.queue if isinstance(body, RecordProposal))

@@ -194,7 +194,7 @@ class Script:
         options = _options(words[1:])
         (speaker,) = self._of(options["from"])
         absent = sorted(self._of(options.get("without", [])))
-        self._parliament.say(speaker, self._parliament.roll(int(words[0]), absent=absent), *self._of(options["to"]))
+        self._parliament.say(speaker, self._parliament.view_change(int(words[0]), absent=absent), *self._of(options["to"]))
 
     def _do_lie(self, _words: list[str]) -> None:
         self._liar = LyingProposer(self._parliament)
@@ -202,12 +202,12 @@ class Script:
     def _do_propose(self, words: list[str]) -> None:
         assert self._liar is not None
         what, which = words[:2]
-        body = self._liar.proposal(int(which)) if what == "plan" else self._liar.motion(which.encode())
+        body = self._liar.proposal(int(which)) if what == "plan" else self._liar.record_proposal(which.encode())
         self._liar.says(body, *self._of(_options(words[2:])["to"]))
 
     def _do_certify(self, words: list[str]) -> None:
         assert self._liar is not None
-        proof = self._liar.proof(self._liar.motion(words[0].encode()))
+        proof = self._liar.proof(self._liar.record_proposal(words[0].encode()))
         self._liar.says(proof, *self._of(_options(words[1:])["to"]))
 
     def _do_lose(self, words: list[str]) -> None:
@@ -215,15 +215,15 @@ class Script:
 
     def _do_disprove(self, words: list[str]) -> None:
         (liar,) = self._of(words)
-        motion = next(
+        record_proposal = next(
             effect.body
             for effect in self._parliament.performed
             if isinstance(effect, Send) and isinstance(effect.body, RecordProposal)
         )
         self._parliament.crash(liar)
-        self._parliament.lie = motion.index[0].hash
+        self._parliament.lie = record_proposal.index[0].hash
         for seat in self._alive():
-            self._parliament.tell(seat, AverageDisproved(liar, 0, motion.index[0].hash))
+            self._parliament.tell(seat, AverageDisproved(liar, 0, record_proposal.index[0].hash))
 
     def _do_refuse(self, words: list[str]) -> None:
         self._parliament.refused.update(self._records[name].result_root for name in words)

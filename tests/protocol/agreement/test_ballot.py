@@ -46,11 +46,11 @@ from tests.protocol.council import (
     TIP,
     a_ballot,
     a_lock,
-    a_motion,
     a_plan,
     a_ready,
     a_record,
-    a_roll,
+    a_record_proposal,
+    a_view_change,
     members,
     name_of,
     signed,
@@ -206,12 +206,14 @@ ANN, BOB, CAT, DAN, EVE = PEERS
 """Eve is no elector."""
 
 
-def justified(ballot: Ballot, *rolls: ViewChange) -> Justification:
-    """By these rolls of the first voters."""
-    return justify(RUN, ballot, [signed(peer, roll) for peer, roll in zip(ballot.voters, rolls, strict=False)])
+def justified(ballot: Ballot, *view_changes: ViewChange) -> Justification:
+    """By these view changes of the first voters."""
+    return justify(
+        RUN, ballot, [signed(peer, view_change) for peer, view_change in zip(ballot.voters, view_changes, strict=False)]
+    )
 
 
-# -- which rolls count ----------------------------------------------------------------------------------------------------
+# -- which view changes count -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,38 +231,43 @@ def justified(ballot: Ballot, *rolls: ViewChange) -> Justification:
     ids=["a quorum", "all", "too few", "doubled", "a stranger", "of those who stay", "of an absent one", "too few stay"],
 )
 def test_a_quorum_of_voters_calls_a_ballot(signers: list[PeerId], absent: list[PeerId], flaw: str | None) -> None:
-    rolls = [signed(peer, a_roll(1, *absent)) for peer in signers]
+    view_changes = [signed(peer, a_view_change(1, *absent)) for peer in signers]
     if flaw is None:
-        assert set(justify(RUN, a_ballot(1, *absent), rolls).rolls) == set(signers)
+        assert set(justify(RUN, a_ballot(1, *absent), view_changes).view_changes) == set(signers)
     else:
         with pytest.raises(Malformed, match=flaw):
-            justify(RUN, a_ballot(1, *absent), rolls)
+            justify(RUN, a_ballot(1, *absent), view_changes)
 
 
 @cases(
-    "roll, flaw",
+    "view_change, flaw",
     {
-        "a lower attempt": (a_roll(1), "of another ballot"),
-        "a higher attempt": (a_roll(3), "of another ballot"),
-        "another tip": (a_roll(2, base=ZERO_HASH), "of another ballot"),
-        "another round": (a_roll(2, round=4), "of another ballot"),
-        "another absent list": (a_roll(2, DAN), "with other absent electors"),
-        "a fifth elector's READY": (a_roll(2).model_copy(update={"held": b"\x10"}), "non-electors"),
-        "a mask that is too long": (a_roll(2).model_copy(update={"held": b"\x01\x00"}), "non-electors"),
-        "a lock of this attempt": (a_roll(2, lock=name_of(2)), "not of a lower attempt"),
-        "a lock of a later attempt": (a_roll(2, reduced=name_of(3, DAN)), "not of a lower attempt"),
-        "a lock of a part as one of the whole": (a_roll(2, lock=name_of(1, DAN)), "confuses a lock of the whole"),
-        "a lock of the whole as one of a part": (a_roll(2, reduced=name_of(1)), "confuses a lock of the whole"),
+        "a lower attempt": (a_view_change(1), "of another ballot"),
+        "a higher attempt": (a_view_change(3), "of another ballot"),
+        "another tip": (a_view_change(2, base=ZERO_HASH), "of another ballot"),
+        "another round": (a_view_change(2, round=4), "of another ballot"),
+        "another absent list": (a_view_change(2, DAN), "with other absent electors"),
+        "a fifth elector's READY": (a_view_change(2).model_copy(update={"held": b"\x10"}), "non-electors"),
+        "a mask that is too long": (a_view_change(2).model_copy(update={"held": b"\x01\x00"}), "non-electors"),
+        "a lock of this attempt": (a_view_change(2, lock=name_of(2)), "not of a lower attempt"),
+        "a lock of a later attempt": (a_view_change(2, reduced=name_of(3, DAN)), "not of a lower attempt"),
+        "a lock of a part as one of the whole": (a_view_change(2, lock=name_of(1, DAN)), "confuses a lock of the whole"),
+        "a lock of the whole as one of a part": (a_view_change(2, reduced=name_of(1)), "confuses a lock of the whole"),
     },
 )
-def test_one_roll_that_does_not_fit_spoils_the_quorum(roll: ViewChange, flaw: str) -> None:
-    rolls = [signed(ANN, a_roll(2)), signed(BOB, a_roll(2)), signed(CAT, a_roll(2)), signed(DAN, roll)]
+def test_one_view_change_that_does_not_fit_spoils_the_quorum(view_change: ViewChange, flaw: str) -> None:
+    view_changes = [
+        signed(ANN, a_view_change(2)),
+        signed(BOB, a_view_change(2)),
+        signed(CAT, a_view_change(2)),
+        signed(DAN, view_change),
+    ]
     with pytest.raises(Malformed, match=flaw):
-        justify(RUN, a_ballot(2), rolls)
+        justify(RUN, a_ballot(2), view_changes)
 
 
-def test_rolls_are_signed() -> None:
-    good = [signed(ANN, a_roll(1)), signed(BOB, a_roll(1))]
+def test_view_changes_are_signed() -> None:
+    good = [signed(ANN, a_view_change(1)), signed(BOB, a_view_change(1))]
     for bad in (b"rubbish", signed(CAT, Finish(round=5, base=TIP)), good[0].replace(ANN.encode(), CAT.encode())):
         with pytest.raises(Malformed):
             justify(RUN, a_ballot(1), [*good, bad])
@@ -268,10 +275,10 @@ def test_rolls_are_signed() -> None:
 
 def test_members_call_a_ballot_when_there_is_no_elector() -> None:
     ballot = Ballot(BASE, 1, BASE.electors, (DAN, EVE))
-    roll = a_roll(1, *BASE.electors)
-    assert set(justify(RUN, ballot, [signed(DAN, roll), signed(EVE, roll)]).rolls) == {DAN, EVE}
+    view_change = a_view_change(1, *BASE.electors)
+    assert set(justify(RUN, ballot, [signed(DAN, view_change), signed(EVE, view_change)]).view_changes) == {DAN, EVE}
     with pytest.raises(Malformed):
-        justify(RUN, ballot, [signed(ANN, roll), signed(EVE, roll)])
+        justify(RUN, ballot, [signed(ANN, view_change), signed(EVE, view_change)])
 
 
 # -- which lock is carried on ---------------------------------------------------------------------------------------------
@@ -299,8 +306,8 @@ def test_the_highest_lock_is_carried_on(
 ) -> None:
     ballot = a_ballot(3, *absent)
     pairs = islice(zip_longest(locks, reduced, [None] * 4), len(ballot.voters))
-    rolls = [a_roll(3, *absent, lock=lock, reduced=part) for lock, part, _ in pairs]
-    assert justified(ballot, *rolls).highest_locks() == highest
+    view_changes = [a_view_change(3, *absent, lock=lock, reduced=part) for lock, part, _ in pairs]
+    assert justified(ballot, *view_changes).highest_locks() == highest
 
 
 @cases(
@@ -345,12 +352,12 @@ FIRST_THREE = plan_hash(a_plan())
 )
 def test_a_plan_names_each_elector_that_is_ready(held: list[list[PeerId]], taken_up: list[Hash], allowed: bool) -> None:
     plans = [*taken_up, None, None, None]
-    rolls = [a_roll(1, held=peers, plan=plan) for peers, plan in zip(held, plans, strict=False)]
-    assert justified(a_ballot(1), *rolls).allows_plan(a_plan(), max_members=4) is allowed
+    view_changes = [a_view_change(1, held=peers, plan=plan) for peers, plan in zip(held, plans, strict=False)]
+    assert justified(a_ballot(1), *view_changes).allows_plan(a_plan(), max_members=4) is allowed
 
 
 def test_a_full_plan_of_electors_may_leave_electors_out() -> None:
-    justification = justified(a_ballot(1), *[a_roll(1, held=PEERS[:4])] * 3)
+    justification = justified(a_ballot(1), *[a_view_change(1, held=PEERS[:4])] * 3)
     assert justification.allows_plan(a_plan(), max_members=3)
     stranger = a_plan(members=members(ANN, BOB, EVE))
     assert not justification.allows_plan(stranger, max_members=3), "a stranger has an elector's place"
@@ -363,9 +370,9 @@ NAME, OTHER = record_hash(RECORD), record_hash(OTHER_RECORD)
 
 def voted(attempt: int = 2, *, twice: bool = False) -> VoterState:
     """Having voted for the record in this attempt, in the first step or in both."""
-    motion = a_motion(attempt)
-    kept, _ = cast_first(blank(BASE), motion)
-    return cast_second(kept, motion, a_lock(attempt).proof)[0] if twice else kept
+    record_proposal = a_record_proposal(attempt)
+    kept, _ = cast_first(blank(BASE), record_proposal)
+    return cast_second(kept, record_proposal, a_lock(attempt).proof)[0] if twice else kept
 
 
 @pytest.mark.parametrize("step", Step)
@@ -389,7 +396,7 @@ def test_one_vote_a_step_and_none_in_an_earlier_attempt(
     assert objection_to_vote(decode_body(VoterState, kept.encode()), step, attempt, absent, record) == objection, "restarted"
 
 
-def test_a_roll_ends_all_earlier_attempts() -> None:
+def test_a_view_change_ends_all_earlier_attempts() -> None:
     kept = enter(voted(2), 5)
     assert (kept.attempt, kept.first, kept.second) == (5, None, None)
     for attempt in range(5):
@@ -402,17 +409,17 @@ def test_a_roll_ends_all_earlier_attempts() -> None:
 
 def test_a_second_vote_may_follow_no_first_one() -> None:
     """Who was slower than a quorum is shown the proof, and locks itself on the record."""
-    kept, vote = cast_second(blank(BASE), a_motion(0), a_lock(0).proof)
+    kept, vote = cast_second(blank(BASE), a_record_proposal(0), a_lock(0).proof)
     assert (vote.step, vote.record_hash, kept.second) == (Step.SECOND, NAME, NAME)
     assert objection_to_vote(kept, Step.FIRST, 0, [], OTHER) is None, "the first step is another one"
 
 
 def test_votes_say_what_is_kept() -> None:
-    kept, vote = cast_first(blank(BASE), a_motion(3, DAN))
+    kept, vote = cast_first(blank(BASE), a_record_proposal(3, DAN))
     assert (vote.round, vote.base, vote.attempt, vote.step, vote.absent) == (5, TIP, 3, Step.FIRST, [DAN])
     assert (kept.attempt, kept.absent, kept.first, kept.second) == (3, [DAN], NAME, None)
     assert kept.lock is None and kept.reduced is None, "a first vote locks nobody"
-    assert cast_first(kept, a_motion(3, DAN)) == (kept, vote)
+    assert cast_first(kept, a_record_proposal(3, DAN)) == (kept, vote)
 
 
 # -- locks ----------------------------------------------------------------------------------------------------------------
@@ -422,29 +429,35 @@ def test_a_second_vote_locks_until_one_of_a_later_attempt_does() -> None:
     kept = voted(2, twice=True)
     assert kept.lock == a_lock(2)
     kept = enter(kept, 4)
-    assert kept.lock == a_lock(2), "a roll releases nothing"
-    motion = a_motion(5, record=OTHER_RECORD)
-    kept, _ = cast_first(kept, motion)
+    assert kept.lock == a_lock(2), "a view change releases nothing"
+    record_proposal = a_record_proposal(5, record=OTHER_RECORD)
+    kept, _ = cast_first(kept, record_proposal)
     assert kept.lock == a_lock(2), "a first vote releases nothing"
-    kept, _ = cast_second(kept, motion, a_lock(5, record=OTHER_RECORD).proof)
+    kept, _ = cast_second(kept, record_proposal, a_lock(5, record=OTHER_RECORD).proof)
     assert kept.lock == a_lock(5, record=OTHER_RECORD)
 
 
 def test_a_lock_of_a_part_takes_the_place_of_none_of_the_whole() -> None:
     kept = voted(2, twice=True)
-    motion = a_motion(3, DAN)
-    kept, _ = cast_second(cast_first(kept, motion)[0], motion, a_lock(3, DAN).proof)
+    record_proposal = a_record_proposal(3, DAN)
+    kept, _ = cast_second(cast_first(kept, record_proposal)[0], record_proposal, a_lock(3, DAN).proof)
     assert (kept.lock, kept.reduced) == (a_lock(2), a_lock(3, DAN))
-    motion = a_motion(4)
-    kept, _ = cast_second(cast_first(kept, motion)[0], motion, a_lock(4).proof)
+    record_proposal = a_record_proposal(4)
+    kept, _ = cast_second(cast_first(kept, record_proposal)[0], record_proposal, a_lock(4).proof)
     assert (kept.lock, kept.reduced) == (a_lock(4), a_lock(3, DAN))
 
 
-def test_a_lock_is_kept_over_a_restart_and_told_in_every_later_roll() -> None:
+def test_a_lock_is_kept_over_a_restart_and_told_in_every_later_view_change() -> None:
     kept = enter(decode_body(VoterState, voted(2, twice=True).encode()), 7)
-    roll = view_change_of(kept, a_ballot(7), [ANN, CAT], STATE)
-    assert roll is not None
-    assert (roll.attempt, roll.held, roll.plan, roll.lock, roll.reduced) == (7, b"\x05", STATE, name_of(2), None)
+    view_change = view_change_of(kept, a_ballot(7), [ANN, CAT], STATE)
+    assert view_change is not None
+    assert (view_change.attempt, view_change.held, view_change.plan, view_change.lock, view_change.reduced) == (
+        7,
+        b"\x05",
+        STATE,
+        name_of(2),
+        None,
+    )
     part = view_change_of(kept, a_ballot(7, DAN), [], None)
     assert part is not None and (part.absent, part.lock) == ([DAN], name_of(2)), "in ballots of a part, too"
 
@@ -457,9 +470,9 @@ def test_who_is_locked_in_an_attempt_does_not_call_it_any_more() -> None:
 @pytest.mark.parametrize(
     ("absent", "record", "forbidden"),
     [([], OTHER_RECORD, False), ([DAN], OTHER_RECORD, True), ([DAN], RECORD, False)],
-    ids=["the rolls of a quorum speak for us", "a part has no such quorum", "our own record"],
+    ids=["the view changes of a quorum speak for us", "a part has no such quorum", "our own record"],
 )
 def test_a_lock_of_the_whole_forbids_other_records_of_a_part(absent: list[PeerId], record: Record, forbidden: bool) -> None:
-    motion = a_motion(3, *absent, record=record)
-    assert (objection_of_lock(voted(2, twice=True), motion) is not None) is forbidden
-    assert objection_of_lock(voted(2), motion) is None, "without a lock nothing does"
+    record_proposal = a_record_proposal(3, *absent, record=record)
+    assert (objection_of_lock(voted(2, twice=True), record_proposal) is not None) is forbidden
+    assert objection_of_lock(voted(2), record_proposal) is None, "without a lock nothing does"

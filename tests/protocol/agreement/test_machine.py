@@ -56,10 +56,10 @@ def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quor
 
 def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() -> None:
     parliament = Parliament(4)
-    proposer, motion = put_to_the_vote(parliament)
+    proposer, record_proposal = put_to_the_vote(parliament)
     seat = next(seat for seat in parliament.seats.values() if seat.me != proposer)
     assert not seat.machine.is_settling
-    parliament.hand_over(proposer, seat, motion)
+    parliament.hand_over(proposer, seat, record_proposal)
     assert seat.machine.is_settling
     parliament.queue.clear()
     parliament.run(40)
@@ -104,14 +104,14 @@ def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_
 # -- what nobody acts on --------------------------------------------------------------------------------------------------
 
 
-def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
+def test_a_proposal_without_the_view_changes_of_a_quorum_is_rejected() -> None:
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
     parliament.call()
     [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
     seat = parliament.seats[voter]
-    for rolls in (proposal.rolls[:2], [proposal.rolls[0]] * 3, [b"rubbish"] * 3):
-        [effect] = parliament.hand_over(leader, seat, proposal.model_copy(update={"rolls": rolls}))
+    for view_changes in (proposal.view_changes[:2], [proposal.view_changes[0]] * 3, [b"rubbish"] * 3):
+        [effect] = parliament.hand_over(leader, seat, proposal.model_copy(update={"view_changes": view_changes}))
         assert isinstance(effect, Reject)
     assert seat.machine.state.plan is None
     parliament.hand_over(leader, seat, proposal)
@@ -120,7 +120,7 @@ def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
 
 @pytest.mark.parametrize("lead, refused", [(1, True), (4, False)])
 def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> None:
-    """The rolls that it shows are those of the attempt in which it is its turn."""
+    """The view changes that it shows are those of the attempt in which it is its turn."""
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
     rival = next(peer for peer in parliament.seats if peer not in (leader, voter))
@@ -135,14 +135,14 @@ def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> N
 
 
 @pytest.mark.parametrize("electors", [1, 3, 4])
-def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
+def test_view_changes_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
     """Keys are free: many of them are no f + 1, and cannot close a round or run its attempts up."""
     parliament = Parliament(electors, 5)
     peers = list(parliament.seats)
     seat, strangers = parliament.seats[peers[0]], [peer for peer in peers if peer not in parliament.base.electors]
     parliament.ready(*strangers)
     for stranger in strangers:
-        roll = ViewChange(
+        view_change = ViewChange(
             round=parliament.base.round,
             base=parliament.base.tip,
             attempt=2**50,
@@ -152,7 +152,7 @@ def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
             lock=None,
             reduced=None,
         )
-        effects = parliament.hand_over(stranger, seat, roll)
+        effects = parliament.hand_over(stranger, seat, view_change)
         assert any(isinstance(effect, Reject) for effect in effects)
     assert seat.machine.state.attempt == 0
     parliament.ready()
@@ -165,8 +165,8 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     parliament = Parliament(electors)
     leader, voter = leader_and_voter(parliament)
     parliament.ready()
-    [roll, *_] = parliament.pass_on(ViewChange)
-    parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
+    [view_change, *_] = parliament.pass_on(ViewChange)
+    parliament.hand_over(voter, parliament.seats[leader], view_change.model_copy(update={"attempt": ahead}))
     state = parliament.seats[leader].machine.state
     assert state.attempt == state.kept.attempt == attempt
 
@@ -240,7 +240,7 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
     machine = parliament.seats[honest].machine
     plan = machine.state.closing.make_plan(parliament.view(honest), ZERO_HASH, present)
     assert plan is not None
-    roll = ViewChange(
+    view_change = ViewChange(
         round=parliament.base.round,
         base=parliament.base.tip,
         attempt=ballot.attempt,
@@ -250,8 +250,10 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
         lock=None,
         reduced=None,
     )
-    rolls = [signed(peer, roll) for peer in liars]
-    parliament.say(ballot.proposer, Proposal(attempt=ballot.attempt, absent=absent, plan=plan, rolls=rolls), honest)
+    view_changes = [signed(peer, view_change) for peer in liars]
+    parliament.say(
+        ballot.proposer, Proposal(attempt=ballot.attempt, absent=absent, plan=plan, view_changes=view_changes), honest
+    )
     parliament.deliver()
     return machine.state.attempt if machine.state.plan == plan else None
 

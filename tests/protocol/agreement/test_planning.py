@@ -51,7 +51,7 @@ def test_electors_come_before_members_of_the_last_record_and_those_before_newcom
     assert (set(order[:4]), set(order[4:6]), set(order[6:])) == (set(ELECTORS), set(VETERANS), set(NEWCOMERS))
 
 
-def test_those_that_the_rolls_demand_come_first_whether_or_not_they_are_ready() -> None:
+def test_those_that_the_view_changes_demand_come_first_whether_or_not_they_are_ready() -> None:
     order = chosen(ExclusionBackoff(), [*NEWCOMERS, *VETERANS, *ELECTORS[:3]], [ELECTORS[3], ELECTORS[2]])
     assert (set(order[:2]), set(order[2:4]), set(order[4:6])) == (set(ELECTORS[2:]), set(ELECTORS[:2]), set(VETERANS))
 

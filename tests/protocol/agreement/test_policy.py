@@ -40,7 +40,7 @@ from tests.protocol.council import (
     STATE,
     TIP,
     a_ready,
-    a_roll,
+    a_view_change,
     signature_of,
 )
 from tests.protocol.tables import cases
@@ -354,9 +354,9 @@ def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
     base = replace(BASE, electors=(PEERS[3],), work=RecentWork((((PEERS[1], 10),),)))
     state = RoundState(ME, SETTINGS, base, 0.0, None, Patience(), abstains=False)
     assert says_ready(state.closing, number)
-    roll = a_roll(5, PEERS[3], on=base)
+    view_change = a_view_change(5, PEERS[3], on=base)
     calls, view = ViewChangeLog(state), a_view(AT_WORK, AT_WORK, AT_WORK, elector)
-    assert calls.on_view_change(PEERS[number], roll, signature_of(PEERS[number], roll), view, 0.0) is None
+    assert calls.on_view_change(PEERS[number], view_change, signature_of(PEERS[number], view_change), view, 0.0) is None
     assert state.attempt == attempt
 
 

@@ -118,7 +118,7 @@ def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
     parliament.ready()
     for attempt in range(4):
         for absent in ([others[0]], others[:2], others):
-            parliament.say(liar, parliament.roll(attempt, absent=sorted(absent)), *others)
+            parliament.say(liar, parliament.view_change(attempt, absent=sorted(absent)), *others)
     parliament.run(60)
     assert not parliament.undecided()
     assert all(is_full(commit.certificate) for commit in parliament.commits())
@@ -261,14 +261,19 @@ def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int
 def test_a_lock_with_what_cannot_be_put_to_the_vote_spoils_no_attempt(spoilt: str) -> None:
     """Its proof is of the record alone.  All others are locked, and the liar shows each the lock with something else."""
     liar = LyingProposer()
-    motion = liar.motion(b"version")
-    liar.says(motion, *liar.others)
-    proof = liar.proof(motion)
+    record_proposal = liar.record_proposal(b"version")
+    liar.says(record_proposal, *liar.others)
+    proof = liar.proof(record_proposal)
     liar.says(proof, *liar.others)
-    lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=proof.certificate)
+    lock = Lock(
+        record=record_proposal.record,
+        index=record_proposal.index,
+        provenance=record_proposal.provenance,
+        proof=proof.certificate,
+    )
     others = {
         "index": [ChunkEntry(hash=chunk_hash(b"another"), mask=b"\x0f")] * 3,
-        "provenance": motion.provenance.model_copy(update={"owners": bytes(1)}),
+        "provenance": record_proposal.provenance.model_copy(update={"owners": bytes(1)}),
     }
     liar.says(lock.model_copy(update={spoilt: others[spoilt]}), *liar.others)
     liar.is_outlived()
@@ -297,7 +302,7 @@ def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -
     assert not liar.parliament.records()
 
 
-def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no_more() -> None:
+def test_a_false_lock_without_a_proof_takes_its_own_view_change_out_of_the_count_and_no_more() -> None:
     """The liar names a lock of a high attempt, or shows a proof that is none."""
     parliament = Parliament(4)
     leader, liar = leader_and_voter(parliament)
@@ -313,41 +318,45 @@ def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no
         name = {"attempt": max(0, attempt - 1), "absent": [], "record_hash": record_hash(record.record)}
         parliament.say(liar, false, *parliament.seats)
         parliament.say(
-            liar, ViewChange.model_validate({**parliament.roll(attempt).model_dump(), "lock": name}), *parliament.seats
+            liar,
+            ViewChange.model_validate({**parliament.view_change(attempt).model_dump(), "lock": name}),
+            *parliament.seats,
         )
     parliament.ready()
     parliament.outlives()
 
 
-def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer() -> None:
-    """It carries on what the rolls name, with its proof, or its motion is rejected."""
+def test_a_proposer_may_not_leave_the_view_change_of_a_locked_voter_without_an_answer() -> None:
+    """It carries on what the view changes name, with its proof, or its record proposal is rejected."""
     liar = LyingProposer()
-    first, second = liar.motion(b"first"), liar.motion(b"second")
+    first, second = liar.record_proposal(b"first"), liar.record_proposal(b"second")
     one, two, three = liar.others
     liar.says(first, *liar.others)
     proof = liar.proof(first)
     liar.says(proof, one, two)
     name = {"attempt": 0, "absent": [], "record_hash": record_hash(first.record)}
     attempt = next(number for number in range(1, 20) if first_proposer(liar.parliament, number) == liar.peer)
-    rolls = [signed(peer, liar.parliament.roll(attempt)) for peer in sorted([liar.peer, three])]
-    locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
-    rolls.append(signed(one, locked))
+    view_changes = [signed(peer, liar.parliament.view_change(attempt)) for peer in sorted([liar.peer, three])]
+    locked = ViewChange.model_validate({**liar.parliament.view_change(attempt).model_dump(), "lock": name})
+    view_changes.append(signed(one, locked))
     seat = liar.parliament.seats[three]
     must = "it does not carry on the highest lock that its view changes name"
     for update, objection in [
-        ({"attempt": attempt, "rolls": rolls}, must),
-        ({"attempt": attempt, "rolls": rolls, "proof": proof.certificate}, must),
-        ({"attempt": attempt, "rolls": rolls[:2]}, "2 of the 3 view changes that it needs"),
+        ({"attempt": attempt, "view_changes": view_changes}, must),
+        ({"attempt": attempt, "view_changes": view_changes, "proof": proof.certificate}, must),
+        ({"attempt": attempt, "view_changes": view_changes[:2]}, "2 of the 3 view changes that it needs"),
     ]:
         [effect] = liar.parliament.hand_over(liar.peer, seat, second.model_copy(update=update))
-        assert effect == Reject(liar.peer, "motion", objection)
-    [effect] = liar.parliament.hand_over(liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls}))
-    assert effect == Reject(liar.peer, "motion", must), "the proof is to be shown"
+        assert effect == Reject(liar.peer, "record_proposal", objection)
+    [effect] = liar.parliament.hand_over(
+        liar.peer, seat, first.model_copy(update={"attempt": attempt, "view_changes": view_changes})
+    )
+    assert effect == Reject(liar.peer, "record_proposal", must), "the proof is to be shown"
     few = proof.certificate.model_copy(update={"votes": proof.certificate.votes[:2]})
     [effect] = liar.parliament.hand_over(
-        liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": few})
+        liar.peer, seat, first.model_copy(update={"attempt": attempt, "view_changes": view_changes, "proof": few})
     )
     assert isinstance(effect, Reject) and "2 of the 3 votes" in effect.reason, "and it is to hold"
-    carried = first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": proof.certificate})
+    carried = first.model_copy(update={"attempt": attempt, "view_changes": view_changes, "proof": proof.certificate})
     assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
     assert seat.machine.state.kept.first == record_hash(first.record)

@@ -68,7 +68,7 @@ def babble(parliament: Parliament, liar: PeerId, luck: Random) -> None:
     """The liar repeats what it heard to others, and calls attempts."""
     heard = parliament.puppets[liar]
     for _ in range(3):
-        body = luck.choice(heard)[1] if heard and luck.random() < 0.7 else parliament.roll(luck.randint(0, 20))
+        body = luck.choice(heard)[1] if heard and luck.random() < 0.7 else parliament.view_change(luck.randint(0, 20))
         if isinstance(body, ViewChange) and luck.random() < 0.5:
             body = body.model_copy(
                 update={"plan": luck.randbytes(32), "held": bytes([luck.randrange(1 << len(parliament.base.electors))])}

@@ -11,16 +11,16 @@ from tests.protocol.council import (
     BASE,
     PEERS,
     RUN,
-    a_motion,
     a_plan,
-    a_roll,
+    a_record_proposal,
+    a_view_change,
     signature_of,
     signed,
 )
 
 PROPOSER, _, NEEDY, OTHER = BASE.in_turn(PEERS[:4])
-PROPOSAL = Proposal(attempt=1, absent=[], plan=a_plan(), rolls=[signed(PEERS[0], a_roll(1))])
-MOTION = a_motion(1)
+PROPOSAL = Proposal(attempt=1, absent=[], plan=a_plan(), view_changes=[signed(PEERS[0], a_view_change(1))])
+MOTION = a_record_proposal(1)
 
 
 def a_relay(*said: Body) -> Relay:
@@ -47,7 +47,7 @@ def test_the_newest_attempt_is_passed_on_to_each_once() -> None:
     later = PROPOSAL.model_copy(update={"attempt": 2})
     relay.keep(Arrived(PROPOSER, later, signature_of(PROPOSER, later)))
     relay.keep(Arrived(PROPOSER, MOTION, signature_of(PROPOSER, MOTION)))
-    assert bodies(relay.forward(NEEDY)) == [later], "the motion is of an older attempt"
+    assert bodies(relay.forward(NEEDY)) == [later], "the record proposal is of an older attempt"
     assert relay.forward(NEEDY) == []
 
 

@@ -62,10 +62,10 @@ from tests.protocol.council import (
     TIP,
     a_ballot,
     a_lock,
-    a_motion,
     a_plan,
     a_ready,
-    a_roll,
+    a_record_proposal,
+    a_view_change,
     a_vote,
     name_of,
     signed,
@@ -189,7 +189,7 @@ def test_two_batches_of_rollouts_of_one_number_in_one_life_convict_and_others_do
 BALLOT_LAW = replace(LAW, run=RUN)
 ANN, DAN = PEERS[0], PEERS[3]
 PROPOSER = a_ballot(2).proposer
-HONEST = a_motion(2)
+HONEST = a_record_proposal(2)
 SECOND: dict[str, Any] = {"step": Step.SECOND}
 
 
@@ -198,9 +198,9 @@ def two(sender: PeerId, first: Body, second: Body) -> TwoStatements:
 
 
 def a_proposal(attempt: int, *absent: PeerId, **changes: Any) -> Proposal:
-    """This plan, with the rolls of all who stay."""
-    rolls = [signed(peer, a_roll(attempt, *absent)) for peer in PEERS[:4] if peer not in absent]
-    return Proposal(attempt=attempt, absent=sorted(absent), plan=a_plan(**changes), rolls=rolls)
+    """This plan, with the view changes of all who stay."""
+    view_changes = [signed(peer, a_view_change(attempt, *absent)) for peer in PEERS[:4] if peer not in absent]
+    return Proposal(attempt=attempt, absent=sorted(absent), plan=a_plan(**changes), view_changes=view_changes)
 
 
 @cases(
@@ -211,10 +211,10 @@ def a_proposal(attempt: int, *absent: PeerId, **changes: Any) -> Proposal:
         "two records at last": (a_vote(1, **SECOND), a_vote(1, record=OTHER_RECORD, **SECOND)),
         "two plans": (a_proposal(1), a_proposal(1, owners=b"\2\1\0")),
         "plans of two ballots of an attempt": (a_proposal(1), a_proposal(1, DAN)),
-        "two motions": (a_motion(1), a_motion(1, record=OTHER_RECORD)),
-        "motions of two ballots of an attempt": (a_motion(1), a_motion(1, DAN)),
+        "two record proposals": (a_record_proposal(1), a_record_proposal(1, record=OTHER_RECORD)),
+        "record proposals of two ballots of an attempt": (a_record_proposal(1), a_record_proposal(1, DAN)),
         "two READYs": (a_ready(), a_ready(tokens=7)),
-        "a motion by another plan than was proposed": (a_proposal(1, owners=b"\2\1\0"), a_motion(1)),
+        "a record proposal by another plan than was proposed": (a_proposal(1, owners=b"\2\1\0"), a_record_proposal(1)),
     },
 )
 def test_two_statements_in_one_slot_convict_their_signer_and_no_byte_of_them_can_be_forged(one: Body, other: Body) -> None:
@@ -239,12 +239,15 @@ def test_two_statements_in_one_slot_convict_their_signer_and_no_byte_of_them_can
         "votes of two rounds": (a_vote(1), a_vote(1, record=OTHER_RECORD, round=6)),
         "votes of two tips": (a_vote(1), a_vote(1, record=OTHER_RECORD, base=ZERO_HASH)),
         "two attempts have two plans": (a_proposal(1), a_proposal(2, owners=b"\2\1\0")),
-        "a motion by the plan that was proposed": (a_proposal(1), a_motion(1)),
-        "a motion of another attempt": (a_proposal(1, owners=b"\2\1\0"), a_motion(2)),
-        "a motion that carries on a lock": (a_proposal(1, owners=b"\2\1\0"), a_motion(1, proof=a_lock(0).proof)),
-        "two attempts have two motions": (a_motion(1), a_motion(2, record=OTHER_RECORD)),
+        "a record proposal by the plan that was proposed": (a_proposal(1), a_record_proposal(1)),
+        "a record proposal of another attempt": (a_proposal(1, owners=b"\2\1\0"), a_record_proposal(2)),
+        "a record proposal that carries on a lock": (
+            a_proposal(1, owners=b"\2\1\0"),
+            a_record_proposal(1, proof=a_lock(0).proof),
+        ),
+        "two attempts have two record proposals": (a_record_proposal(1), a_record_proposal(2, record=OTHER_RECORD)),
         "two READYs, two serials": (a_ready(), a_ready(tokens=7, serial=a_ready().serial + 1)),
-        "rolls grow, and absent lists change": (a_roll(1), a_roll(1, DAN, held=[ANN])),
+        "view changes grow, and absent lists change": (a_view_change(1), a_view_change(1, DAN, held=[ANN])),
         "nothing to do with it": (Finish(round=5, base=TIP), a_vote(1)),
     },
 )
@@ -328,17 +331,19 @@ def commit(record: Record, *voters: PeerId, attempt: int = 2) -> Commit:
 def test_a_round_of_honest_electors_shows_no_lie() -> None:
     table = Table()
     certified = proof(RECORD, LEADER, CAT, BOB)
-    carried = a_motion(
-        3, rolls=[signed(peer, a_roll(3, lock=name_of(2))) for peer in BASE.electors], proof=certified.certificate
+    carried = a_record_proposal(
+        3,
+        view_changes=[signed(peer, a_view_change(3, lock=name_of(2))) for peer in BASE.electors],
+        proof=certified.certificate,
     )
     heard: list[tuple[PeerId, Body]] = [
-        *[(peer, a_roll(2)) for peer in BASE.electors],
-        *[(peer, a_roll(2, held=[CAT])) for peer in BASE.electors],
-        (LEADER, a_motion(2)),
+        *[(peer, a_view_change(2)) for peer in BASE.electors],
+        *[(peer, a_view_change(2, held=[CAT])) for peer in BASE.electors],
+        (LEADER, a_record_proposal(2)),
         *[(peer, a_vote(2)) for peer in BASE.electors],
         (LEADER, certified),
         *[(peer, a_vote(2, step=Step.SECOND)) for peer in BASE.electors],
-        *[(peer, a_roll(3, lock=name_of(2))) for peer in BASE.electors],
+        *[(peer, a_view_change(3, lock=name_of(2))) for peer in BASE.electors],
         (a_ballot(3).proposer, carried),
         *[(peer, a_vote(3, step=Step.SECOND)) for peer in BASE.electors],
         (LEADER, commit(RECORD, LEADER, CAT, BOB)),
@@ -352,11 +357,11 @@ def test_a_round_of_honest_electors_shows_no_lie() -> None:
     ("first", "second"),
     [
         (a_vote(2), a_vote(2, record=OTHER_RECORD)),
-        (a_motion(2), a_motion(2, record=OTHER_RECORD)),
-        (a_proposal(2, owners=b"\2\1\0"), a_motion(2)),
-        (a_motion(2), a_proposal(2, owners=b"\2\1\0")),
+        (a_record_proposal(2), a_record_proposal(2, record=OTHER_RECORD)),
+        (a_proposal(2, owners=b"\2\1\0"), a_record_proposal(2)),
+        (a_record_proposal(2), a_proposal(2, owners=b"\2\1\0")),
     ],
-    ids=["two votes", "two motions", "a motion by another plan", "another plan after the motion"],
+    ids=["two votes", "two record proposals", "a record proposal by another plan", "another plan after the record proposal"],
 )
 def test_two_statements_of_one_elector_are_noticed(first: Body, second: Body) -> None:
     table = Table()
@@ -364,10 +369,10 @@ def test_two_statements_of_one_elector_are_noticed(first: Body, second: Body) ->
     assert table.verdicts(LIAR, second) == [LIAR]
 
 
-def test_a_second_motion_is_noticed_after_the_proposal_and_the_first() -> None:
+def test_a_second_record_proposal_is_noticed_after_the_proposal_and_the_first() -> None:
     table = Table()
-    assert table.hear(LEADER, a_proposal(2)) == [] == table.hear(LEADER, a_motion(2))
-    assert table.verdicts(LEADER, a_motion(2, record=OTHER_RECORD)) == [LEADER]
+    assert table.hear(LEADER, a_proposal(2)) == [] == table.hear(LEADER, a_record_proposal(2))
+    assert table.verdicts(LEADER, a_record_proposal(2, record=OTHER_RECORD)) == [LEADER]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["the vote first", "the certificate first"])
@@ -377,15 +382,15 @@ def test_a_second_motion_is_noticed_after_the_proposal_and_the_first() -> None:
         (proof(OTHER_RECORD, LIAR, CAT, BOB), Step.FIRST),
         (commit(OTHER_RECORD, LIAR, CAT, BOB), Step.SECOND),
         (
-            a_motion(
+            a_record_proposal(
                 4,
-                rolls=[signed(peer, a_roll(4, lock=name_of(2))) for peer in BASE.electors],
+                view_changes=[signed(peer, a_view_change(4, lock=name_of(2))) for peer in BASE.electors],
                 proof=votes_for(RECORD, [LIAR, CAT, BOB], 2),
             ),
             Step.FIRST,
         ),
     ],
-    ids=["a proof", "a commit", "the proof in a motion"],
+    ids=["a proof", "a commit", "the proof in a record proposal"],
 )
 def test_a_vote_beside_a_certificate(shown: Body, step: Step, late: bool) -> None:
     table, bringer = Table(), a_ballot(4).proposer

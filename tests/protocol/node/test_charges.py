@@ -19,7 +19,7 @@ from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
-from tests.attacks.statements import large_motion
+from tests.attacks.statements import large_record_proposal
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN, BOB, TableNetwork, a_session, at_once
 
@@ -79,7 +79,7 @@ def test_a_member_waits_for_no_turn_of_strangers_with_large_statements(tmp_path:
 
         async def tell(teller: Identity) -> None:
             with charging(budget.payer(teller.peer_id)):
-                await node.router.on_request(teller.peer_id, "round", large_motion(teller, run, 0))
+                await node.router.on_request(teller.peer_id, "round", large_record_proposal(teller, run, 0))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(budget.run)

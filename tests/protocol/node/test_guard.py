@@ -21,14 +21,14 @@ async def test_a_handler_that_raises_costs_its_sender_the_connection_and_nothing
     guard = Guard(a_session(RUN, network, events))
 
     async def handle() -> None:
-        with guard.watch(ANN.peer_id, "motion"):
+        with guard.watch(ANN.peer_id, "record_proposal"):
             await trio.lowlevel.checkpoint()
             raise KeyError("no such attempt")
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(handle)
     [event] = events
-    assert isinstance(event, HandlerFailed) and (event.peer, event.what) == (ANN.peer_id, "motion")
+    assert isinstance(event, HandlerFailed) and (event.peer, event.what) == (ANN.peer_id, "record_proposal")
     assert "KeyError" in event.reason and "test_guard.py" in event.reason
     assert network.forgotten == [ANN.peer_id] and guard.failures == 1
 

@@ -140,7 +140,7 @@ def test_a_fragment_that_no_run_has_is_malformed(fragment: object) -> None:
         (PROOF, "certificate", None),
     ],
 )
-def test_votes_and_rolls_that_nobody_casts_are_malformed(body: Body, field: str, value: object) -> None:
+def test_votes_and_view_changes_that_nobody_casts_are_malformed(body: Body, field: str, value: object) -> None:
     fields = canonical.decode(body.encode(), max_bytes=10_000)
     with pytest.raises(Malformed):
         unpack(seal(ONE, RUN, body.KIND, canonical.encode({**fields, field: value})).raw, RUN)
@@ -152,7 +152,7 @@ def test_the_two_votes_of_a_ballot_are_different_statements() -> None:
     assert pack(ONE, RUN, first).signature != pack(ONE, RUN, VOTE).signature
 
 
-def test_the_largest_roll_is_within_its_limit() -> None:
+def test_the_largest_view_change_is_within_its_limit() -> None:
     electors: list[str] = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(64)]
     name = LockName(attempt=2**53, absent=[], record_hash=TIP)
     largest = ViewChange(

@@ -104,8 +104,8 @@ def test_an_envelope_has_as_many_values_as_fields() -> None:
 
 
 def test_of_a_list_of_wrong_items_one_is_looked_at() -> None:
-    motion = next(body for body in BODIES if isinstance(body, RecordProposal))
-    fields = {**motion.model_dump(), "index": [{"hash": b"", "mask": b""}] * 4096}
+    record_proposal = next(body for body in BODIES if isinstance(body, RecordProposal))
+    fields = {**record_proposal.model_dump(), "index": [{"hash": b"", "mask": b""}] * 4096}
     with pytest.raises(ValidationError) as caught:
         RecordProposal.model_validate(fields)
     assert caught.value.error_count() == 2
