@@ -50,7 +50,7 @@ fractions of `stall_s`.  The rest is for the owner's own delays."""
 WINDOW = 16
 """Number of rounds that give all slack back, and number of rounds of a probation."""
 FIRST_ROUNDS, MAX_ROUNDS = 4, 64
-"""Number of rounds that the first stall costs, and the most rounds that one stall costs."""
+"""Number of rounds of the first exclusion, and of the longest."""
 MAX_STALLED = 1024
 HURRIED = 0.2
 """Fraction of the usual time that a trainer on probation gets to become ready."""
