@@ -20,7 +20,7 @@ from peer.control.client import ControlClient, ControlError
 from peer.control.event_log import EventLog
 from peer.control.remote import CALLER_SAYS, Door, bridge, call, parts_of
 from peer.control.server import ControlServer
-from protocol.transport.sockets import MAX_PENDING
+from protocol.transport.limits import MAX_ON_DOORSTEP
 from protocol.wire.identity import SIGNATURE_BYTES, Identity
 from tests.protocol.example_status import status
 
@@ -129,11 +129,11 @@ def test_what_is_no_handshake_ends_its_own_connection_alone(tmp_path: Path, said
 
 def test_a_crowd_that_says_nothing_does_not_keep_the_owner_out(tmp_path: Path) -> None:
     async def body(place: Place) -> None:
-        crowd = [await trio.open_tcp_stream("127.0.0.1", place.port) for _ in range(MAX_PENDING + 10)]
-        while len(place.door._handshakes) < MAX_PENDING:
+        crowd = [await trio.open_tcp_stream("127.0.0.1", place.port) for _ in range(MAX_ON_DOORSTEP + 10)]
+        while len(place.door._handshakes) < MAX_ON_DOORSTEP:
             await trio.lowlevel.checkpoint()
         async with aclosing(await call(place.address, OWNER)):
-            assert len(place.door._handshakes) <= MAX_PENDING
+            assert len(place.door._handshakes) <= MAX_ON_DOORSTEP
         for stream in crowd:
             await stream.aclose()
 
@@ -145,16 +145,16 @@ def test_a_crowd_from_one_address_ends_its_own_handshakes_alone(tmp_path: Path) 
 
     async def body(place: Place) -> None:
         async with trio.open_nursery() as nursery:
-            ends = [socket.socketpair() for _ in range(3 * MAX_PENDING)]
+            ends = [socket.socketpair() for _ in range(3 * MAX_ON_DOORSTEP)]
             socks = [trio.socket.from_stdlib_socket(ours) for ours, _ in ends]
             nursery.start_soon(place.door.serve, socks[0], "192.0.2.1")
             await trio.testing.wait_all_tasks_blocked()
             for sock in socks[1:]:
                 nursery.start_soon(place.door.serve, sock, "198.51.100.1")
-            while len(place.door._handshakes) < MAX_PENDING:
+            while len(place.door._handshakes) < MAX_ON_DOORSTEP:
                 await trio.lowlevel.checkpoint()
             await trio.testing.wait_all_tasks_blocked()
-            assert [sock.fileno() == -1 for sock in socks].count(False) == MAX_PENDING and socks[0].fileno() != -1
+            assert [sock.fileno() == -1 for sock in socks].count(False) == MAX_ON_DOORSTEP and socks[0].fileno() != -1
             nursery.cancel_scope.cancel()
         for (_, other), sock in zip(ends, socks, strict=True):
             sock.close()
