@@ -102,9 +102,11 @@ class Relay:
         self._said: dict[str, bytes] = {}
         """The newest statement of each kind, as received."""
         self._told: set[tuple[PeerId, str]] = set()
+        self._asking: dict[PeerId, None] = {}
+        """Peers that lacked a statement of this attempt, and so are sent its later ones at once."""
 
-    def keep(self, arrived: Arrived) -> None:
-        """Keep a proposer's statement that was accepted, unless one of a later attempt was.
+    def keep(self, arrived: Arrived) -> list[Forward]:
+        """Keep a proposer's statement that was accepted, unless one of a later attempt was; forward it to asking peers.
 
         Once a record was proposed, the exchange is over, and nobody needs the plan.
         """
@@ -112,21 +114,25 @@ class Relay:
         assert isinstance(body, RELAYED)
         attempt = body.certificate.attempt if isinstance(body, PrevoteCertificate) else body.attempt
         if attempt < self._attempt:
-            return
+            return []
         if attempt > self._attempt:
             self._attempt = attempt
             self._said.clear()
             self._told.clear()
+            self._asking.clear()
         if isinstance(body, RecordProposal):
             self._said.pop(Proposal.KIND, None)
         self._said[body.KIND] = rebuild(self._run, body.KIND, arrived.sender, body.encode(), arrived.signature).raw
         self._told.add((arrived.sender, body.KIND))
+        return [effect for peer in self._asking for effect in self.forward(peer)]
 
     def forward(self, peer: PeerId, attempt: int = 0) -> list[Forward]:
         """Forward the statements that we have not forwarded to this peer yet, unless it has entered a later attempt."""
         if attempt > self._attempt:
             return []
         lacking = [kind for kind in self._said if (peer, kind) not in self._told]
+        if lacking:
+            self._asking[peer] = None
         self._told |= {(peer, kind) for kind in lacking}
         return [Forward(peer, kind, self._said[kind]) for kind in lacking]
 
@@ -269,12 +275,10 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Return these effects of a statement, and keep the statement for the relay if it was accepted."""
+        """Keep a statement that was accepted, with these effects, and forward it to peers that need it."""
         body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
         is_taken_up = body == self._voter.proof if isinstance(body, PrevoteCertificate) else not rejected
-        if is_taken_up and arrived.sender != self.me:
-            self._relay.keep(arrived)
-        return effects
+        return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
         """Finish on request of a ready peer, if a quorum is ready in our own view as well."""

@@ -41,8 +41,9 @@ def bodies(effects: list[Forward]) -> list[Body]:
 def test_the_newest_attempt_is_passed_on_to_each_once() -> None:
     relay = a_relay(PROPOSAL)
     assert bodies(relay.forward(NEEDY)) == [PROPOSAL]
-    relay.keep(Arrived(PROPOSER, MOTION, signature_of(PROPOSER, MOTION)))
-    assert bodies(relay.forward(NEEDY)) == bodies(relay.forward(OTHER)) == [MOTION], "nobody needs the plan any more"
+    sent = relay.keep(Arrived(PROPOSER, MOTION, signature_of(PROPOSER, MOTION)))
+    assert bodies(sent) == [MOTION] and sent[0].to == NEEDY, "it lacked the plan"
+    assert bodies(relay.forward(OTHER)) == [MOTION], "nobody needs the plan any more"
     assert relay.forward(NEEDY) == relay.forward(PROPOSER) == relay.forward(PEERS[4], 2) == []
     later = PROPOSAL.model_copy(update={"attempt": 2})
     relay.keep(Arrived(PROPOSER, later, signature_of(PROPOSER, later)))
