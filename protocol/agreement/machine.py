@@ -256,7 +256,8 @@ class RoundMachine:
                 objection = self._calls.on_view_change(sender, view_change, arrived.signature, view, now)
                 if objection is not None:
                     return [Reject(sender, ViewChange.KIND, objection)]
-                lacking = self._relay.forward(sender, view_change.attempt) if sender != self.me else []
+                is_here = sender != self.me and self.state.is_for_this_round(view_change.round, view_change.base)
+                lacking = self._relay.forward(sender, view_change.attempt) if is_here else []
                 return [*lacking, *self._tick(view, now)]
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)

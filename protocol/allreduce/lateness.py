@@ -97,6 +97,18 @@ class Observed:
     late_s: Mapping[PeerId, float]
     stalled: Collection[PeerId]
 
+    @classmethod
+    def of_round(cls, each: Iterable[Observed]) -> Observed:
+        """Return the observations in all exchanges of a round: each member's lateness in the one in which it was latest.
+
+        Slack is counted once in a round, because the limits of every exchange begin with the slack before the round.
+        """
+        late_s, stalled = dict[PeerId, float](), set[PeerId]()
+        for seen in each:
+            late_s |= {peer: max(seconds, late_s.get(peer, 0.0)) for peer, seconds in seen.late_s.items()}
+            stalled |= {*seen.stalled}
+        return cls(late_s, stalled)
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
@@ -248,12 +260,15 @@ class Slack:
 
     def __init__(self) -> None:
         self._used: dict[PeerId, tuple[int, float]] = {}
-        """The last round in which each peer was late, and the seconds that it had used up after this round."""
+        """The last round in which each peer was late, and the seconds that it had used up after this round.
+
+        The round may be a later one than ours: a peer that gives up provisional records goes back.
+        """
 
     def left(self, peer: PeerId, round: int, most_s: float) -> float:
         """Return the slack of this peer in this round, at most `most_s`."""
         last, used_s = self._used.get(peer, (round, 0.0))
-        return most_s - max(0.0, used_s - (round - last) * most_s / WINDOW)
+        return most_s - max(0.0, used_s - max(0, round - last) * most_s / WINDOW)
 
     def use(self, peer: PeerId, round: int, seconds: float, most_s: float) -> bool:
         """Take these seconds from the slack of this peer; return True if there was not enough."""

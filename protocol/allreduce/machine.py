@@ -297,6 +297,8 @@ class ExchangeMachine:
         self._ownership = AverageDeadline([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we no longer wait."""
+        self._used_up: list[PeerId] = []
+        """Members for which we waited when our time for late parts was used up.  Those left out later had no time at all."""
         self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * limits.stall_s)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Members that signed a result of a chunk out of turn, by chunk.
@@ -364,7 +366,7 @@ class ExchangeMachine:
     def observed(self) -> Observed:
         """Return our observations of the lateness of other members."""
         late_s = {peer: seconds for peer, seconds in self.lateness.seconds.items() if peer not in self.lost}
-        return Observed(late_s, {**self.stalled, **self.left_out})
+        return Observed(late_s, {*self.stalled, *self._used_up})
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -480,6 +482,7 @@ class ExchangeMachine:
             self.stalled[peer] = None
             effects += self._lose(peer)
         if self._is_too_late(self.me):
+            self._used_up = self._used_up or sorted(delaying)
             self.left_out |= dict.fromkeys(sorted(delaying))
             for chunk in self._waiting():
                 effects += self._reduce_if_complete(chunk)

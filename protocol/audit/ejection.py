@@ -44,8 +44,9 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
-PROOFS_AT_ONCE, BYTES_AT_ONCE = 4, 64 << 20
-"""Limits on the proofs fetched at a time, one from each accuser, and on their total bytes."""
+PROOFS_AT_ONCE, BYTES_AT_ONCE, SMALL_BYTES = 16, 64 << 20, 1 << 20
+"""Limits on the proofs fetched at a time, one from each accuser, and on their total bytes.  A small proof may exceed the total:
+so a lying elector that announces 64 MiB does not keep out the contradictions that others prove."""
 FETCH_S = 15.0
 SLOWEST_BYTES_PER_S = 512 << 10
 """Slowest permitted rate: the fetch of a proof may take `FETCH_S` plus the time for its size at this rate."""
@@ -177,7 +178,7 @@ class Ejections:
         if is_ignored or accuser in self._examined or accuser not in self._history.roster.electorate.electors:
             return False
         size = accusation.size + sum(each.size for each in self._examined.values())
-        return len(self._examined) < PROOFS_AT_ONCE and size <= BYTES_AT_ONCE
+        return len(self._examined) < PROOFS_AT_ONCE and (size <= BYTES_AT_ONCE or accusation.size <= SMALL_BYTES)
 
     async def examine(self, accuser: PeerId) -> None:
         """Fetch the proof of an accusation that we have accepted, and judge it.  Raise nothing, whatever a peer sends."""

@@ -36,7 +36,7 @@ from protocol.agreement.events import (
     View,
 )
 from protocol.agreement.machine import RELAYED, RoundMachine
-from protocol.allreduce.lateness import Patience, fair_time
+from protocol.allreduce.lateness import Observed, Patience, fair_time
 from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.evidence import ProvenLie, TwoStatements
@@ -256,8 +256,8 @@ class RunningRound:
         if isinstance(self._outcome, Commit):
             members = {PeerId(member.peer) for member in self._outcome.record.members}
             stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
-            for seen in self.exchanges.observed():
-                self._patience.judge_exchange(self.session.me, members, self.base, seen, stall_s, fair_s)
+            seen = Observed.of_round(self.exchanges.observed())
+            self._patience.judge_exchange(self.session.me, members, self.base, seen, stall_s, fair_s)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)

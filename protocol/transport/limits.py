@@ -35,7 +35,7 @@ K = TypeVar("K")
 # Token buckets: a number of messages and bytes a second; some seconds' worth of both can be saved up for a burst.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal values would make two channels one
 class Allowance:
     """An allowance of messages and bytes a second; at most `burst_s` seconds' worth of each is saved up."""
 

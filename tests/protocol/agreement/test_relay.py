@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.agreement.events import Arrived, Forward, PlanUnknown
 from protocol.agreement.machine import Relay
 from protocol.wire.envelope import Body
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Proposal, unpack
 from tests.protocol.agreement.parliament import Parliament, first_proposer
 from tests.protocol.council import (
@@ -65,6 +66,20 @@ def test_a_proposal_told_to_one_voter_reaches_all() -> None:
     assert all(seat.exchanged for seat in parliament.seats.values() if seat.me != liar)
     parliament.run(20)
     assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
+
+
+def test_strangers_and_peers_of_another_round_are_passed_nothing() -> None:
+    """Keys are free, and each would be sent all statements of the attempt."""
+    parliament = Parliament(4)
+    parliament.call()
+    parliament.pass_on(Proposal)
+    seat = next(seat for seat in parliament.seats.values() if seat.me != first_proposer(parliament))
+    here = a_view_change(0)
+    elsewhere = here.model_copy(update={"round": 777})
+    for sender, view_change, passed in ((PEERS[4], here, 1), (PEERS[3], elsewhere, 0), (PeerId("stranger"), here, 0)):
+        said = Arrived(sender, view_change, bytes(64))
+        effects = seat.machine.handle(said, parliament.view(seat.me), parliament.now)
+        assert sum(isinstance(effect, Forward) for effect in effects) == passed
 
 
 def test_a_refusal_in_the_exchange_has_the_plan_passed_on() -> None:
