@@ -45,8 +45,11 @@ from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 PROOFS_AT_ONCE, BYTES_AT_ONCE, SMALL_BYTES = 16, 64 << 20, 1 << 20
-"""Limits on the proofs fetched at a time, one from each accuser, and on their total bytes.  A small proof may exceed the total:
-so a lying elector that announces 64 MiB does not keep out the contradictions that others prove."""
+"""Limits on the proofs fetched at a time, one from each accuser, and on their total bytes.
+
+A small proof may exceed the total: so a lying elector that announces 64 MiB does not keep out the contradictions that others
+prove.
+"""
 FETCH_S = 15.0
 SLOWEST_BYTES_PER_S = 512 << 10
 """Slowest permitted rate: the fetch of a proof may take `FETCH_S` plus the time for its size at this rate."""
