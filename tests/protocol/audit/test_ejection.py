@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.ejection import AGAIN_S, BYTES_AT_ONCE, PROOFS_AT_ONCE, SPACING_S, Ejections, deadline_s
+from protocol.audit.ejection import AGAIN_S, BYTES_AT_ONCE, PROOFS_AT_ONCE, SMALL_BYTES, SPACING_S, Ejections, deadline_s
 from protocol.audit.evidence import ProvenLie, TwoStatements, encode_evidence, evidence_hash
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
@@ -223,6 +223,12 @@ async def test_the_proofs_fetched_at_a_time_are_bounded_in_number_and_bytes_and_
     assert heard == [True] * (PROOFS_AT_ONCE - 2) + [False] * 2
     await table.ejections.examine(ACCUSER)
     assert table.hear(claim(9), MORE[-1])
+
+
+async def test_one_large_proof_does_not_keep_small_ones_out(table: Table) -> None:
+    await trio.lowlevel.checkpoint()
+    assert table.hear(claim(0, BYTES_AT_ONCE)) and table.hear(claim(1, SMALL_BYTES), CAT)
+    assert not table.hear(claim(2, SMALL_BYTES + 1), MORE[0])
 
 
 async def test_a_full_list_forgets_strangers_and_never_members(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,3 +117,8 @@ def test_strangers_share_what_they_pass_on_and_each_has_a_little_of_its_own() ->
     watched.reputation.penalise(OTHER, FULL_SCORE, "something else")
     watched.now += RELAYED.burst_s
     assert relay(ONE, 100) and not relay(OTHER, 100)
+
+
+def test_each_channel_has_an_allowance_of_its_own() -> None:
+    """Of two members with equal values, an enumeration makes one."""
+    assert len(Channel) == len(Channel.__members__)
