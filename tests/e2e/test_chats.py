@@ -85,7 +85,7 @@ def make_model(folder: Path) -> npt.NDArray[Any]:
 
 def exported(swarm: Swarm, peer: Peer, *words: str) -> npt.NDArray[Any]:
     """What a peer exports."""
-    folder = swarm.folder / "-".join([peer.name, *words])
+    folder = swarm.folder / "-".join(["exported", peer.name, *words])
     said = swarm.command(peer.folder, "export", str(folder), "--dtype", "fp32", *words)
     assert f"rounds      {0 if words else GUEST_ROUNDS}" in said
     assert WeightsFolder(folder).config == WeightsFolder(swarm.folder / "base").config
