@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.outside_files import read_outside
+from kernels.outside_files import open_outside, read_outside
 from peer.corpora.builtin import builtin_documents
 from peer.corpora.inputs import Document
 from peer.corpora.options import TokenFormat
@@ -41,8 +41,18 @@ from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
 from protocol.formatting import clean
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
-from protocol.run.run_file import RunFileError, sections_of
-from protocol.run.sections import EXAMPLES, MAX_FILE_BYTES, SOURCE, TASKS, TOKENIZER, RlSection, reads_builtin
+from protocol.run.run_file import BASE_FIELDS, RunFileError, sections_of
+from protocol.run.sections import (
+    EXAMPLES,
+    FILE_CHUNK_BYTES,
+    MAX_FILE_BYTES,
+    SOURCE,
+    TASKS,
+    TOKENIZER,
+    BaseSection,
+    RlSection,
+    reads_builtin,
+)
 from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
@@ -72,6 +82,7 @@ class FolderStart:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._leaves: dict[int, list[Hash]] = {}
+        self._base: list[dict[str, Any]] | None = None
         with told_as(ExitCode.INPUT, FolderError):
             self._weights = WeightsFolder(folder)
 
@@ -86,6 +97,30 @@ class FolderStart:
             with told_as(ExitCode.INPUT, FolderError):
                 self._leaves[piece_bytes] = [chunk_hash(piece) for piece in self._pieces(piece_bytes)]
         return tree_root(self._leaves[piece_bytes])
+
+    def base(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the section on the frozen model of a run with an adapter.  fields: the file's section on the model."""
+        if self._base is None:
+            with told_as(ExitCode.INPUT, FolderError, OSError):
+                self._base = [
+                    {"path": path.name, "size": path.stat().st_size, "root": tree_root(_leaves_of_file(path)).hex()}
+                    for path in self._weights.paths
+                ]
+        return {"files": self._base} | {key: fields[key] for key in BASE_FIELDS if key in fields}
+
+    def keep_base(self, base: BaseSection, files: BlobStore) -> None:
+        """Copy the files of the frozen model into the organiser's data directory.
+
+        Raises `PeerError`, also if a file has changed since its hash was taken.
+        """
+        paths = {path.name: path for path in self._weights.paths}
+        for file in base.files:
+            with told_as(ExitCode.RESOURCES, StoreFailed), told_as(ExitCode.INPUT, OSError):
+                if not files.is_right(file.name, file.size, FILE_CHUNK_BYTES):
+                    leaves = _leaves_of_file(paths[file.path])
+                    if tree_root(leaves) != file.name:
+                        raise PeerError(f"{paths[file.path]} has changed; start the command again", ExitCode.INPUT)
+                    files.put(file.name, file.size, _pieces_of_file(paths[file.path]), leaves)
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Write the state before the first round as the run's checkpoint, unless the run has a checkpoint already.
@@ -128,6 +163,17 @@ class FolderStart:
             momentum -= added
             yield bytes(held) + zeros[:added]
             held.clear()
+
+
+def _pieces_of_file(path: Path) -> Iterator[bytes]:
+    """Yield a file's bytes in the chunks of the run's files."""
+    with open_outside(path) as file:
+        while piece := file.read(FILE_CHUNK_BYTES):
+            yield piece
+
+
+def _leaves_of_file(path: Path) -> list[Hash]:
+    return [*map(chunk_hash, _pieces_of_file(path))]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -206,6 +252,8 @@ class Brought:
         self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
         self._data = {name: _content(path) for name, path in self._paths.items()}
         self.sections: dict[str, dict[str, Any]] = {}
+        if named.start is not None and "adapter" in named.sections:
+            self.sections["base"] = named.start.base(named.sections["model"])
         if self.corpora is not None:
             self.sections["data"] = dict(self.corpora.section)
             self._data |= self.corpora.files
@@ -287,9 +335,12 @@ class Brought:
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
-        if self._folder is not None:
-            self._folder.keep(signed, data)
         files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
+        if self._folder is not None and signed.manifest.base is None:
+            self._folder.keep(signed, data)
+        elif self._folder is not None and signed.manifest.base is not None:
+            files.load()
+            self._folder.keep_base(signed.manifest.base, files)
         for name, file in signed.manifest.files.items():
             if name in self._data:
                 with told_as(ExitCode.RESOURCES, StoreFailed):

@@ -15,6 +15,9 @@ from pydantic import Field
 from protocol.formats.model import ModelConfig, ParameterPlace
 from protocol.formats.section import Section
 
+WeightFormatName = Literal["bf16", "int8", "int4"]
+"""Format in which every peer of a run holds the matrices of the frozen model; one for a run, because proofs depend on it."""
+
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = {"all": ATTENTION + MLP, "attention": ATTENTION, "mlp": MLP}
