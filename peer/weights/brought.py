@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.outside_files import open_outside, read_outside
+from kernels.outside_files import read_outside
 from peer.corpora.builtin import builtin_documents
 from peer.corpora.inputs import Document
 from peer.corpora.options import TokenFormat
@@ -33,6 +33,7 @@ from peer.corpora.run_data import (
 )
 from peer.errors import ExitCode, PeerError, told_as
 from peer.paths import make_private, run_dir
+from peer.weights.base_files import describe_file, link_file
 from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import genesis_state
@@ -102,25 +103,21 @@ class FolderStart:
         """Return the section on the frozen model of a run with an adapter.  fields: the file's section on the model."""
         if self._base is None:
             with told_as(ExitCode.INPUT, FolderError, OSError):
-                self._base = [
-                    {"path": path.name, "size": path.stat().st_size, "root": tree_root(_leaves_of_file(path)).hex()}
-                    for path in self._weights.paths
-                ]
+                self._base = [describe_file(path) for path in self._weights.paths]
         return {"files": self._base} | {key: fields[key] for key in BASE_FIELDS if key in fields}
 
     def keep_base(self, base: BaseSection, files: BlobStore) -> None:
-        """Copy the files of the frozen model into the organiser's data directory.
+        """Use the folder's files as those of the run on this computer; they stay where they are.
 
         Raises `PeerError`, also if a file has changed since its hash was taken.
         """
         paths = {path.name: path for path in self._weights.paths}
         for file in base.files:
             with told_as(ExitCode.RESOURCES, StoreFailed), told_as(ExitCode.INPUT, OSError):
-                if not files.is_right(file.name, file.size, FILE_CHUNK_BYTES):
-                    leaves = _leaves_of_file(paths[file.path])
-                    if tree_root(leaves) != file.name:
-                        raise PeerError(f"{paths[file.path]} has changed; start the command again", ExitCode.INPUT)
-                    files.put(file.name, file.size, _pieces_of_file(paths[file.path]), leaves)
+                if not files.is_right(file.name, file.size, FILE_CHUNK_BYTES) and not link_file(
+                    files, file, paths[file.path]
+                ):
+                    raise PeerError(f"{paths[file.path]} has changed; start the command again", ExitCode.INPUT)
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Write the state before the first round as the run's checkpoint, unless the run has a checkpoint already.
@@ -163,17 +160,6 @@ class FolderStart:
             momentum -= added
             yield bytes(held) + zeros[:added]
             held.clear()
-
-
-def _pieces_of_file(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in the chunks of the run's files."""
-    with open_outside(path) as file:
-        while piece := file.read(FILE_CHUNK_BYTES):
-            yield piece
-
-
-def _leaves_of_file(path: Path) -> list[Hash]:
-    return [*map(chunk_hash, _pieces_of_file(path))]
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ BROUGHT = {
     )
 }
 """Fields of a section, besides `from`, that name parts that a file brings along."""
-BASE_FIELDS = ("format",)
+BASE_FIELDS = ("format", "mirrors", "share")
 """Fields of the section on the model, besides `from`, that a run with an adapter may have."""
 PEERS = ("allowlist", "founders", "organiser")
 """Fields that hold peer IDs."""

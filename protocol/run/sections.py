@@ -177,6 +177,10 @@ class BaseSection(Section):
     """The files of the folder that define the model: config.json, and its weights as safetensors."""
     format: WeightFormatName = "bf16"
     """Format in which every peer holds the matrices: "bf16", "int8" or "int4"."""
+    mirrors: Annotated[list[MirrorField], Field(max_length=MAX_MIRRORS)] = []
+    """Addresses of folders on web servers with the files, such as https://huggingface.co/NAME/resolve/REVISION."""
+    share: bool = True
+    """True if peers give the files to each other; False for a licence under which everybody has to get them alone."""
 
     @property
     def size_bytes(self) -> int:

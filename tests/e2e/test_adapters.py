@@ -26,7 +26,10 @@ def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_pa
         swarm.create_run()
         manifest = open_manifest(swarm.manifest.read_bytes()).manifest
         assert manifest.base is not None and not manifest.initial_state
-        organiser, guest = swarm.peer("organiser").start(), swarm.peer("guest")
+        organiser, guest = swarm.peer("organiser"), swarm.peer("guest")
+        links = [path.resolve().parent for path in organiser.folder.glob("runs/*/files/*.blob") if path.is_symlink()]
+        assert links == [tmp_path / "base"] * len(manifest.base.files), "the organiser's files stay where they are"
+        organiser.start()
         guest.start("--rounds", str(GUEST_ROUNDS))
         swarm.until("the guest's rounds", lambda: not guest.up)
         guest.kill()  # it has left; this closes what is left of it here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -17,8 +18,12 @@ BASE = "base/"
 
 
 def base_files(config: TrainingConfig) -> dict[str, Path]:
-    """Return the paths of the frozen model's files, by their names in its folder."""
-    return {name.removeprefix(BASE): Path(path) for name, path in config.files.items() if name.startswith(BASE)}
+    """Return the paths of the frozen model's files, by their names in its folder.
+
+    The peer has checked them; a link among them is the peer's own, to a file that was here before the run.
+    """
+    found = {name.removeprefix(BASE): path for name, path in config.files.items() if name.startswith(BASE)}
+    return {name: Path(os.path.realpath(path)) for name, path in found.items()}
 
 
 def load_base(config: TrainingConfig, device: torch.device, dtype: torch.dtype) -> FrozenBase:
