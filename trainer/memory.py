@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.formats.adapter import PROJECTIONS, AdapterConfig
+from protocol.formats.adapter import PROJECTIONS
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
@@ -267,9 +267,15 @@ def _layer_bytes(model: ModelConfig, bf16: bool) -> int:
     return 4 * sums + width * products
 
 
-def _factor_bytes(adapter: AdapterConfig, layers: int, bf16: bool) -> int:
-    """Return the bytes per token that layers keep for the factors: the product with A of each projection."""
-    return layers * len(PROJECTIONS[adapter.targets]) * adapter.rank * (2 if bf16 else 4)
+def _factor_bytes(config: TrainingConfig, layers: int, bf16: bool) -> int:
+    """Return the bytes per token by which layers with factors keep more than `_saved_bytes`; may be negative.
+
+    They keep the product with A of each projection that has factors, and not the inputs of frozen projections.
+    """
+    model, adapter = config.model, config.adapter
+    assert adapter is not None
+    unkept = {"all": 0, "attention": model.dim + model.ffn, "mlp": model.dim}[adapter.targets]
+    return layers * (len(PROJECTIONS[adapter.targets]) * adapter.rank - unkept) * (2 if bf16 else 4)
 
 
 def _cache_bytes(model: ModelConfig, rows: int, width: int) -> int:
@@ -328,7 +334,7 @@ def _step_bytes(config: TrainingConfig, tokens: int, bf16: bool, recomputed: int
     embedding, logits = model.vocab * model.dim, _logits(model, tokens)
     saved = tokens * _saved_bytes(model, bf16, recomputed)
     if config.adapter is not None:  # no gradient has the size of a matrix
-        saved += tokens * _factor_bytes(config.adapter, model.layers - recomputed + bool(recomputed), bf16)
+        saved += tokens * _factor_bytes(config, model.layers - recomputed + bool(recomputed), bf16)
         used = saved + max(logit_bytes * logits, tokens * 8 * (2 * model.dim + model.ffn))
         return used + min(int(HELD * used), MAX_HELD_BYTES) + (2 if bf16 else 4) * logits
     loss = logit_bytes * logits + (6 if bf16 else 4) * embedding  # with the gradient of the output weights

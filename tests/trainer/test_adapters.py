@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels.schedule import Place
 from protocol.formats.adapter import AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer import small
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
+from trainer import memory
 from trainer.data.rows import Rows
 from trainer.models.llama.initial import initial_parameters
-from trainer.models.llama.model import Decoder, FrozenBase
+from trainer.models.llama.model import AdaptedLinear, Decoder, FrozenBase
 from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 from trainer.reference import ZeroFactors
@@ -73,6 +75,48 @@ def test_a_step_changes_the_factors_alone_and_their_beginning_changes_nothing() 
     assert not torch.equal(model.flat, torch.from_numpy(initial))
     assert all(torch.equal(before[name], base.tensors[name]) for name in before)
     assert len(model.gradient) == adapter_parameters(config, adapter)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_gradients_are_those_of_autograd(bias: bool) -> None:
+    adapter = AdapterConfig(rank=3, alpha=5.0)
+    draws = torch.Generator().manual_seed(1)
+    linear = AdaptedLinear(7, 5, adapter, bias=bias).double().requires_grad_(False)
+    for factor in (linear.lora_A, linear.lora_B):
+        factor.weight.copy_(torch.randn(factor.weight.shape, generator=draws))
+    input_bti = torch.randn(2, 4, 7, generator=draws, dtype=torch.float64, requires_grad=True)
+    wanted = torch.randn(2, 4, 5, generator=draws, dtype=torch.float64)
+    found = []
+    for own in (True, False):
+        leaves = [input_bti, *(factor.weight.requires_grad_(True) for factor in (linear.lora_A, linear.lora_B))]
+        plain = F.linear(input_bti, linear.weight, linear.bias) + 5.0 / 3.0 * linear.lora_B(linear.lora_A(input_bti))
+        loss = ((linear(input_bti) if own else plain) * wanted).sum()
+        found.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
+def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: str) -> None:
+    config = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 7})
+    adapter = AdapterConfig(rank=16, targets=targets)
+    model = Decoder(config, small.CPU, base=base_of(config, adapter, random_parameters(config)))
+    assert model.base is not None
+    weights = [model.flat, *model.base.tensors.values()]
+    own, kept, alive = {each.untyped_storage().data_ptr() for each in weights}, dict[int, int](), list[torch.Tensor]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # so that no other one gets its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(4, 64, dtype=torch.int64))
+    run = replace(small.config(), model=config, adapter=adapter)
+    estimate = memory._saved_bytes(config, bf16=False) + memory._factor_bytes(run, config.layers, bf16=False)
+    assert sum(kept.values()) / 256 == pytest.approx(estimate, rel=0.08)
 
 
 def test_the_first_factors_are_the_same_bits_everywhere() -> None:

@@ -175,9 +175,52 @@ class AdaptedLinear(nn.Linear):
         self._scale = adapter.scale
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the sum, (..., outputs)."""
-        added: Tensor = self.lora_B(self.lora_A(input))
-        return super().forward(input) + self._scale * added
+        """Return the sum, (..., outputs), in the precision of the input and of the frozen matrix."""
+        factors = self.lora_A.weight, self.lora_B.weight
+        if not torch.is_grad_enabled():
+            return _adapted(input.flatten(0, -2), self.weight, self.bias, factors, self._scale)[0].unflatten(
+                0, input.shape[:-1]
+            )
+        output: Tensor = _AdaptedProduct.apply(input, self.weight, self.bias, *factors, self._scale)  # type: ignore[no-untyped-call]
+        return output
+
+
+def _adapted(
+    input_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None, factors: tuple[Tensor, Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the sum, (n, outputs), and the product with A, (n, rank)."""
+    assert input_ni.dtype == weight_oi.dtype, "the frozen matrix is in the precision of products"
+    down_ri, up_or = (factor.to(input_ni.dtype) for factor in factors)
+    with torch.autocast(input_ni.device.type, enabled=False):
+        inner_nr = input_ni @ down_ri.T
+        return F.linear(input_ni, weight_oi, bias_o).addmm_(inner_nr, up_or.T, alpha=scale), inner_nr
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """Sum of both products, without a copy of the outputs for the second one or a gradient of the frozen matrix."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        input_ni = input.flatten(0, -2)
+        output_no, inner_nr = _adapted(input_ni, weight, bias, (down, up), scale)
+        ctx.save_for_backward(input_ni, weight, down, up, inner_nr)
+        ctx.scale = scale
+        return output_no.unflatten(0, input.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        input_ni, weight_oi, down_ri, up_or, inner_nr = ctx.saved_tensors
+        with torch.autocast(input_ni.device.type, enabled=False):
+            gradient_no = grads[0].flatten(0, -2)
+            of_inner = (gradient_no @ up_or.to(gradient_no.dtype)).mul_(ctx.scale)
+            of_up = (gradient_no.T @ inner_nr).to(up_or.dtype).mul_(ctx.scale)
+            of_down = (of_inner.T @ input_ni).to(down_ri.dtype)
+            if not ctx.needs_input_grad[0]:
+                return None, None, None, of_down, of_up, None
+            of_input = (gradient_no @ weight_oi).addmm_(of_inner, down_ri.to(gradient_no.dtype))
+        return of_input.unflatten(0, grads[0].shape[:-1]), None, None, of_down, of_up, None
 
 
 @dataclass(frozen=True)
