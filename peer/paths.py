@@ -20,8 +20,8 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 
-CORPORA, BLOCKS = "corpora", "blocks"
-"""Folders in a run's folder: links to the corpora that this computer has, and blocks of the others."""
+CORPORA, BLOCKS, FILES = "corpora", "blocks", "files"
+"""Folders in a run's folder: links to the corpora that this computer has, blocks of the others, and the run's files."""
 SCRATCH = "scratch"
 """Folder in a run's folder with the files that a peer uses in place of memory while it runs."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)

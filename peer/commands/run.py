@@ -138,9 +138,15 @@ def run_create(args: argparse.Namespace) -> int:
 
 def _doubts(manifest: RunManifest) -> list[str]:
     """Return warnings about valid settings that the organiser of a run has probably not intended."""
-    from peer.joining.purpose import endless, ends_early, often_read, unusual_data
+    from peer.joining.purpose import beyond_capacity, endless, ends_early, often_read, unusual_data
 
-    doubts = (unusual_data(manifest), often_read(manifest), ends_early(manifest), endless(manifest))
+    doubts = (
+        unusual_data(manifest),
+        often_read(manifest),
+        ends_early(manifest),
+        endless(manifest),
+        beyond_capacity(manifest),
+    )
     return [each for each in doubts if each]
 
 
@@ -157,7 +163,10 @@ HOME_UPLOAD_BYTES_PER_S = 2.5e6
 
 
 def _stay_sentence(signed: SignedManifest, data: Path) -> str:
-    """Return a sentence for the organiser of a run with own data: how long no other peer has them; empty in other runs."""
+    """Return a sentence for the organiser of a run with own data or an own model: how long no other peer has them.
+
+    Empty in other runs.  A model that has mirrors, or that peers do not pass on, is not counted.
+    """
     from peer.paths import CORPORA, run_dir
     from peer.settings.file import gather
     from protocol.corpora.copies import COPIES
@@ -166,7 +175,8 @@ def _stay_sentence(signed: SignedManifest, data: Path) -> str:
 
     links = run_dir(data, signed.run) / CORPORA
     shards = {path.resolve() for path in links.glob(f"*/{SHARDS}/*.shard")} if links.is_dir() else set()
-    total = sum(path.stat().st_size for path in shards)
+    total, base = sum(path.stat().st_size for path in shards), signed.manifest.base
+    total += base.size_bytes if base is not None and base.share and not base.mirrors else 0
     if not total or signed.manifest.data.is_local:
         return ""
     limit = gather({}).now.max_up

@@ -36,7 +36,7 @@ from peer.joining.purpose import about_sentence, purpose_sentence, run_definitio
 from peer.joining.run_source import BUILT, store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
-from peer.paths import BLOCKS, CORPORA, SCRATCH, run_dir
+from peer.paths import BLOCKS, CORPORA, FILES, SCRATCH, make_private, run_dir
 from peer.resources.check import TrainerDivision, check_division, check_generator, check_memory, chosen_role, may_offload
 from peer.resources.computer import StatePlace, raise_open_files, seconds_since_boot, shared_bytes
 from peer.resources.core_share import chosen_threads, keep_share
@@ -56,6 +56,7 @@ from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
 from peer.weights.base_files import find_base, hub_cache
+from protocol.blobs.store import BlobStore
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
@@ -67,7 +68,7 @@ from protocol.formatting import many
 from protocol.membership.activity import WorkPermit
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
-from protocol.run.manifest import Admission, SignedManifest
+from protocol.run.manifest import Admission, RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.run.settings import CorpusSettings, NodeSettings
 from protocol.sync.supplies import paths_of
@@ -356,16 +357,26 @@ class Participation:
         clear_folder(Disk(), self._folder / SCRATCH)  # of a killed process: the check counts its room as free
         if role is Role.ROLLOUT:
             check_generator(GeneratorName(self._settings.live.now.generator))
-        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, self.scratch_bytes)
+        more = self.scratch_bytes + await trio.to_thread.run_sync(self._look_for_base, manifest)
+        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, more)
         if problem:
             raise StoreFull(problem)
         # moments are as large as the state, and two copies exist during a write
-        kept = 2 * manifest.state_bytes + self.scratch_bytes
+        kept = 2 * manifest.state_bytes + more
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, kept)
         self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)
         keep_admission(standing.admission, self._folder)
         return signed
+
+    def _look_for_base(self, manifest: RunManifest) -> int:
+        """Use the frozen model's files that are on this computer; return the bytes of those that have to be fetched."""
+        if manifest.base is None:
+            return 0
+        files = BlobStore(Disk(), make_private(self._folder / FILES))
+        if found := find_base(manifest.base, files):
+            self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
+        return sum(file.size for file in manifest.base.files if not files.has(file.name))
 
     def _wait_for(self, what: str) -> None:
         if what != self._early[1]:
@@ -378,8 +389,6 @@ class Participation:
         store = self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
         built = self._settings.data_dir / BUILT
         await trio.to_thread.run_sync(provide_builtin, signed.manifest, store.files, self._folder, built)
-        if found := await trio.to_thread.run_sync(find_base, signed.manifest, store.files):
-            self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
         folder = self._folder / SCRATCH
         self._scratch = ScratchFolder(store.disk, folder) if self.scratch_bytes else None
         state = await trio.to_thread.run_sync(OuterState, signed.manifest, self._scratch)

@@ -16,6 +16,7 @@ from peer.resources.requirements import training_needs
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
 from protocol.events.status import RunDefinition, RunMixture
+from protocol.formats.adapter import BITS_A_VALUE
 from protocol.formatting import amount, clean, many, roughly, short
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.sections import EXAMPLES, SOURCE, AboutSection, Goal, Unit
@@ -242,6 +243,26 @@ def endless(manifest: RunManifest) -> str:
     return f"the run would take more than {MOST_YEARS} years; make total_{goal.unit.value} smaller"
 
 
+def beyond_capacity(manifest: RunManifest) -> str:
+    """Return a warning if a run with an adapter learns from more text than its factors can hold; empty otherwise.
+
+    A trained value holds about two bits (Allen-Zhu and Li 2024), and text about one bit a token beyond what a model knows.
+    """
+    goal = manifest.goal
+    if manifest.adapter is None or manifest.rl is not None:
+        return ""
+    counted = goal.total if goal.unit is Unit.TOKENS else goal.total * manifest.counted_per_round
+    times = max(manifest.times_read().values(), default=1.0)
+    held = BITS_A_VALUE * manifest.parameters
+    if counted / max(1.0, times) <= held:
+        return ""
+    read, values = amount(counted / max(1.0, times)), amount(manifest.parameters)
+    return (
+        f"the run reads {read} different tokens, and the {values} values of its adapter hold about {amount(held)} bits; a "
+        "higher rank in [adapter] holds more"
+    )
+
+
 def _votes(manifest: RunManifest, me: str) -> str:
     """Describe who decides which rounds count; the founders of an open run are taken to train from its beginning."""
     start = Electorate.start(round_settings(ZERO_HASH, manifest))
@@ -270,7 +291,10 @@ def total_text(goal: Goal) -> str:
 def _trains(manifest: RunManifest) -> str:
     model = manifest.model
     layers = many(model.layers, "layer")
-    shape = f"{amount(manifest.parameters)} parameters ({model.family}, {layers} of {model.dim})"
+    shape = f"{amount(model.parameters)} parameters ({model.family}, {layers} of {model.dim})"
+    if manifest.adapter is not None and manifest.base is not None:
+        frozen = f"a frozen model of {shape} in {manifest.base.format}"
+        return f"an adapter of rank {manifest.adapter.rank} ({amount(manifest.parameters)} values) beside {frozen}"
     return f"the weights of a folder: {shape}" if manifest.initial_state else f"a model of {shape} from scratch"
 
 

@@ -91,7 +91,8 @@ def training_needs(manifest: RunManifest) -> str:
     elif not stated.gpu_gb:
         derived.append(f"{size(on_gpu.gpu)} of a GPU's memory if there is one")
     if not stated.disk_gb:
-        derived.append(f"{size(STATES_ON_DISK * manifest.stored_bytes)} on disk")
+        base = manifest.base.size_bytes if manifest.base is not None else 0
+        derived.append(f"{size(STATES_ON_DISK * manifest.stored_bytes + base)} on disk")
     parts = [required(stated), f"about {', '.join(derived)}" if derived else ""]
     return "; its model needs ".join(part for part in parts if part)
 
@@ -176,7 +177,7 @@ def _instead(manifest: RunManifest) -> str:
 # Needs of a run, for people who decide whether to take part: memory by kind of computer, and bytes and time of a round.
 
 
-GPU_SIZES = (12, 24, 80)
+GPU_SIZES = (8, 12, 16, 24, 80)
 """Memory of usual GPUs, in GB."""
 NODE_GPUS, NODE_GPU_SIZE = 8, 80
 LINES = (10, 50, 200, 1000)
@@ -221,12 +222,12 @@ def _gpus(manifest: RunManifest) -> str:
     host = f"; and {size(need.host)} of the computer's"
     offloading = memory_need(manifest, setup=TrainerSetup("cuda", offload=True))
     smaller = [f"{each} GB" for each in GPU_SIZES if offloading.gpu <= FULL * each * 1e9 < need.gpu]
-    if smaller:
+    if smaller and manifest.adapter is None:
         host += (
             f"; or, with parameters and optimiser in the computer's memory (--offload), {size(offloading.gpu)} of a GPU's "
             f"(fits one of {', '.join(smaller)}) and {size(offloading.host)} of the computer's"
         )
-    if manifest.rl is not None or manifest.data.format == "preference":  # one process trains
+    if manifest.rl is not None or manifest.adapter is not None or manifest.data.format == "preference":  # one process trains
         return f"at least {size(need.gpu)} of a GPU's memory ({one}){host}"
     each = memory_need(manifest, setup=TrainerSetup("cuda", NODE_GPUS)).gpu
     fits = "" if each <= FULL * NODE_GPU_SIZE * 1e9 else ", which is too much"

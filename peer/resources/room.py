@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from peer.paths import BLOCKS
+from peer.paths import BLOCKS, FILES
 from protocol.disk import Disk, NoRoom
 from protocol.formatting import size
 
@@ -63,7 +63,8 @@ class DiskRoom:
         more: further bytes that the peer keeps in that folder.  Cached blocks count as free, since they give way.
         """
         blocks = used_bytes(run / BLOCKS)
-        states = max(STATES_ON_DISK * state_bytes - (used_bytes(run) - blocks), STATES_TO_GO_ON * state_bytes)
+        others = blocks + used_bytes(run / FILES)
+        states = max(STATES_ON_DISK * state_bytes - (used_bytes(run) - others), STATES_TO_GO_ON * state_bytes)
         needed = states + more + MARGIN_BYTES - blocks
         need, left, cap = f"the run needs about {size(needed)} more on disk", self.left_bytes(), self.cap()
         if left >= needed:

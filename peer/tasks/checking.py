@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kernels.outside_files import named_file, read_outside
 from peer.errors import ExitCode, PeerError
-from peer.paths import make_private, run_dir
+from peer.paths import FILES, make_private, run_dir
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
@@ -121,7 +121,7 @@ def _read(signed: SignedManifest, source: Path, given: bytes, data: Path) -> tup
 
 def _tokenizer(signed: SignedManifest, data: Path) -> TemplatedTokenizer | None:
     """Return the run's tokenizer; None if its file is missing or damaged, because trainers check the prompts in any case."""
-    paths = paths_of(signed.manifest, BlobStore(Disk(), run_dir(data, signed.run) / "files"))
+    paths = paths_of(signed.manifest, BlobStore(Disk(), run_dir(data, signed.run) / FILES))
     here = {name: str(path) for name, path in paths.items() if path.is_file()}
     try:
         return tokenizer_of(TrainingConfig.from_sections(signed.manifest.trainer_sections() | {"files": here}))

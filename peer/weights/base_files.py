@@ -13,8 +13,7 @@ from typing import Any
 
 from kernels.outside_files import open_outside
 from protocol.blobs.store import BlobStore
-from protocol.run.manifest import RunManifest
-from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection
+from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection, BaseSection
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 MAX_CANDIDATES = 16
@@ -38,11 +37,11 @@ def link_file(files: BlobStore, file: BaseFileSection, path: Path) -> bool:
     return True
 
 
-def find_base(manifest: RunManifest, files: BlobStore) -> int:
+def find_base(base: BaseSection, files: BlobStore) -> int:
     """Use the frozen model's files that Hugging Face's cache has; return their number.  Blocking.  Raises `StoreFailed`."""
     files.load()
     found = 0
-    for file in manifest.base.files if manifest.base is not None else ():
+    for file in base.files:
         if files.has(file.name):
             continue
         for path in _candidates(file):

@@ -32,7 +32,7 @@ from peer.corpora.run_data import (
     tokenizer_in,
 )
 from peer.errors import ExitCode, PeerError, told_as
-from peer.paths import make_private, run_dir
+from peer.paths import FILES, make_private, run_dir
 from peer.weights.base_files import describe_file, link_file
 from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
@@ -321,7 +321,7 @@ class Brought:
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
-        files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
+        files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / FILES))
         if self._folder is not None and signed.manifest.base is None:
             self._folder.keep(signed, data)
         elif self._folder is not None and signed.manifest.base is not None:

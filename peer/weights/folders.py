@@ -20,7 +20,7 @@ import numpy as np
 
 from peer.errors import ExitCode, PeerError, told_as
 from peer.files import sync_folder
-from peer.paths import run_dir
+from peer.paths import FILES, run_dir
 from peer.resources.computer import available_memory, free_gpu_memory
 from peer.weights.tokenizer_files import check_files, folder_tokenizer, take_tokenizer, write_tokenizer
 from protocol.blobs.store import BlobStore
@@ -291,7 +291,7 @@ def export(
             if state.start is None:  # the parameters of the run's seed, in a file rather than in memory
                 seeded = np.memmap(unfinished / ".initial", np.float32, "w+", shape=(manifest.parameters,))
                 initial_parameters(config, manifest.seed, seeded)
-            fetched = paths_of(manifest, BlobStore(Disk(), folder / "files")).get(TOKENIZER)
+            fetched = paths_of(manifest, BlobStore(Disk(), folder / FILES)).get(TOKENIZER)
             has_tokenizer = fetched is not None and fetched.is_file()
             ends: Sequence[int] = (BYTES_EOS,) if manifest.model.vocab == BYTES_VOCABULARY else ()
             if manifest.tokenizer is not None:

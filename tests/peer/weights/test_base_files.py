@@ -86,12 +86,14 @@ def test_a_newcomer_uses_the_files_of_hugging_faces_cache_if_their_bytes_are_the
         blob.write_bytes((tmp_path / "base" / file.path).read_bytes())
         (snapshot / file.path).symlink_to(os.path.relpath(blob, snapshot))
     files = store_in(tmp_path / "newcomer", signed)
-    assert find_base(signed.manifest, files) == len(signed.manifest.base.files)
-    assert find_base(signed.manifest, files) == 0, "they are here already"
+    assert find_base(signed.manifest.base, files) == len(signed.manifest.base.files)
+    assert find_base(signed.manifest.base, files) == 0, "they are here already"
     other = blobs / f"{0:064x}"
     other.write_bytes(other.read_bytes()[:-1] + b"?")
     second = store_in(tmp_path / "second", signed)
-    assert find_base(signed.manifest, second) == len(signed.manifest.base.files) - 1, "of the right size, with other bytes"
+    assert find_base(signed.manifest.base, second) == len(signed.manifest.base.files) - 1, (
+        "of the right size, with other bytes"
+    )
 
 
 def test_a_model_that_may_not_be_passed_on_is_named_by_its_hashes_only(tmp_path: Path) -> None:

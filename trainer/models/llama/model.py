@@ -178,9 +178,8 @@ class AdaptedLinear(nn.Linear):
         """Return the sum, (..., outputs), in the precision of the input and of the frozen matrix."""
         factors = self.lora_A.weight, self.lora_B.weight
         if not torch.is_grad_enabled():
-            return _adapted(input.flatten(0, -2), self.weight, self.bias, factors, self._scale)[0].unflatten(
-                0, input.shape[:-1]
-            )
+            sum_no, _ = _adapted(input.flatten(0, -2), self.weight, self.bias, factors, self._scale)
+            return sum_no.view(*input.shape[:-1], -1)
         output: Tensor = _AdaptedProduct.apply(input, self.weight, self.bias, *factors, self._scale)  # type: ignore[no-untyped-call]
         return output
 
@@ -207,7 +206,7 @@ class _AdaptedProduct(torch.autograd.Function):
         output_no, inner_nr = _adapted(input_ni, weight, bias, (down, up), scale)
         ctx.save_for_backward(input_ni, weight, down, up, inner_nr)
         ctx.scale = scale
-        return output_no.unflatten(0, input.shape[:-1])
+        return output_no.view(*input.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -220,7 +219,7 @@ class _AdaptedProduct(torch.autograd.Function):
             if not ctx.needs_input_grad[0]:
                 return None, None, None, of_down, of_up, None
             of_input = (gradient_no @ weight_oi).addmm_(of_inner, down_ri.to(gradient_no.dtype))
-        return of_input.unflatten(0, grads[0].shape[:-1]), None, None, of_down, of_up, None
+        return of_input.view(*grads[0].shape[:-1], -1), None, None, of_down, of_up, None
 
 
 @dataclass(frozen=True)
