@@ -113,7 +113,8 @@ def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWor
     """
     model, rl = config.model, config.rl
     frozen = _frozen_bytes(config, setup)
-    reading = _with_processes(setup, _state_bytes(config), _reading_bytes(config, setup) + frozen)
+    copies = setup.ranks if config.adapter is not None else 1  # each rank has a whole adapter
+    reading = _with_processes(setup, copies * _state_bytes(config), _reading_bytes(config, setup) + frozen)
     if rl is None:
         return reading
     is_cpu = setup.device == "cpu"

@@ -303,11 +303,11 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
 
 def _joined(order: RankOrder, connection: Connection) -> RankWork:
     """Meet the other ranks, and make this rank's work."""
-    from trainer.sharding import join_group, sharded_parameters
+    from trainer.sharding import join_group, ranks_parameters
 
     device, count = torch.device(order.devices[order.number]), len(order.devices)
     join_group(order.number, count, order.store, order.secret, device)
-    parameters = sharded_parameters(order.config.model, device, order.dtype, offload=order.config.offload)
+    parameters = ranks_parameters(order.config, device, order.dtype)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
     return RankWork(parameters, layouts_of(order.config), courses, ranks, spares_memory=order.config.spares_memory)

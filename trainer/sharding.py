@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from kernels.codecs.ladder import Codec, with_residual
 from kernels.layout import ChunkSpan, Layout, Layouts
 from protocol.formats.model import ModelConfig, ParameterPlace
+from trainer.config import TrainingConfig
 from trainer.device import is_gpu
 from trainer.models.llama.model import Decoder
 from trainer.parameters import (
@@ -43,9 +44,11 @@ from trainer.parameters import (
     NotFinite,
     OfMatrix,
     TensorShard,
+    WholeParameters,
     shift,
 )
 from trainer.reference import Reference
+from trainer.weights.base import load_base
 
 PROOF_BYTES = 32
 
@@ -93,6 +96,13 @@ def _check_ranks(number: int, count: int, secret: bytes) -> None:
 def leave_group() -> None:
     """Leave the trainer's ranks."""
     dist.destroy_process_group()
+
+
+def ranks_parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype) -> LocalParameters:
+    """Return this rank's parameters: rows of each tensor of the model, or a whole adapter.  Call `join_group` first."""
+    if config.adapter is not None:
+        return replicated_parameters(config, device, dtype)
+    return sharded_parameters(config.model, device, dtype, offload=config.offload)
 
 
 def sharded_parameters(
@@ -205,9 +215,7 @@ class ShardedParameters(LocalParameters):
 
     def least(self, number: int) -> int:
         """Return the least of the ranks' numbers."""
-        found = torch.tensor(number)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        return least_of_ranks(number)
 
     def encode_difference(
         self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview, start: int = 0
@@ -249,6 +257,55 @@ class ShardedParameters(LocalParameters):
         """Free the root's gathered parameters, which FSDP2 keeps after a forward pass alone."""
         assert isinstance(self.model, FSDPModule)
         self.model.reshard()
+
+
+def replicated_parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype) -> ReplicatedParameters:
+    """Return a whole adapter beside the frozen model, at each rank.  Call `join_group` first."""
+    model = Decoder(config.model, device, base=load_base(config, device, dtype))
+    model.compute_dtype = dtype
+    return ReplicatedParameters(model)
+
+
+class ReplicatedParameters(WholeParameters):
+    """Factors of an adapter, which each rank has whole: they are small, and the frozen model has no gradients to divide.
+
+    The ranks add up their gradients before each update, so their factors stay equal.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__(model)
+        self.ranks, self._rank = dist.get_world_size(), dist.get_rank()
+
+    def clip_gradient(self, most: float) -> None:
+        """Add up the gradients of all ranks, each of which is of its rows' share of the mean, and clip the sum."""
+        dist.all_reduce(self.model.gradient)
+        super().clip_gradient(most)
+
+    def encode_difference(
+        self, theta: F32, layouts: Layouts, residual: F32 | None, out: memoryview, start: int = 0
+    ) -> float:
+        """Encode at rank 0 as `LocalParameters.encode_difference` does."""
+        norm = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self._rank == 0:
+            try:
+                norm += super().encode_difference(theta, layouts, residual, out, start)
+            except NotFinite:
+                norm += math.inf  # the other ranks must be told first
+        dist.broadcast(norm, 0)
+        if not torch.isfinite(norm):
+            raise NotFinite("a parameter is not finite")
+        return float(norm)
+
+    def least(self, number: int) -> int:
+        """Return the least of the ranks' numbers."""
+        return least_of_ranks(number)
+
+
+def least_of_ranks(number: int) -> int:
+    """Return the least of the ranks' numbers."""
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found)
 
 
 def shard_rows(rows: int, rank: int, ranks: int) -> range:

@@ -328,9 +328,9 @@ class Worker:
 
 def _parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype, *, shared: bool) -> LocalParameters:
     if shared:
-        from trainer.sharding import sharded_parameters  # loads torch's FSDP
+        from trainer.sharding import ranks_parameters  # loads torch's FSDP
 
-        return sharded_parameters(config.model, device, dtype, offload=config.offload)
+        return ranks_parameters(config, device, dtype)
     base = load_base(config, device, dtype) if config.adapter is not None else None
     model = Decoder(config.model, device, base=base)
     model.compute_dtype = dtype

@@ -227,7 +227,7 @@ def _gpus(manifest: RunManifest) -> str:
             f"; or, with parameters and optimiser in the computer's memory (--offload), {size(offloading.gpu)} of a GPU's "
             f"(fits one of {', '.join(smaller)}) and {size(offloading.host)} of the computer's"
         )
-    if manifest.rl is not None or manifest.adapter is not None or manifest.data.format == "preference":  # one process trains
+    if manifest.rl is not None or manifest.data.format == "preference":  # one process trains
         return f"at least {size(need.gpu)} of a GPU's memory ({one}){host}"
     each = memory_need(manifest, setup=TrainerSetup("cuda", NODE_GPUS)).gpu
     fits = "" if each <= FULL * NODE_GPU_SIZE * 1e9 else ", which is too much"

@@ -57,7 +57,7 @@ def team(
 ) -> Iterator[Team]:
     """A trainer of some ranks; one rank is an ordinary process, without offload.  folder: of the moments."""
     regions = (
-        SharedRegion(4 * config.model.parameters),
+        SharedRegion(4 * config.parameters),
         SharedRegion(layouts_of(config).contribution.payload_bytes),
     )
     theta = np.frombuffer(regions[0].view, np.float32)

@@ -16,6 +16,7 @@ import pytest
 
 from kernels.codecs.format import from_bf16
 from protocol.corpora.manifest import CorpusKind
+from protocol.formats.adapter import AdapterConfig
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.training import SamplesConfig
@@ -24,11 +25,14 @@ from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from tests.trainer.rl.test_learner import groups
 from tests.trainer.team import FAMILIES, Team, team
+from tests.trainer.weights.models import in_blocks, random_parameters
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
 from trainer.rank_work import layouts_of
 from trainer.rl.learner import Learner, Learnt, LearnTask
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 from trainer.worker import Task
 
 ROUND = Task(0, [[0, 20]], 4, 0)
@@ -48,7 +52,7 @@ def theta(model: ModelConfig) -> np.ndarray:
 
 
 def decoded(run: TrainingConfig, data: bytes) -> np.ndarray:
-    values = np.empty(run.model.parameters, np.float32)
+    values = np.empty(run.parameters, np.float32)
     layout = layouts_of(run).contribution
     for span in layout:
         layout.format.decode(memoryview(data)[span.encoded], span.count, values[span.values])
@@ -57,7 +61,7 @@ def decoded(run: TrainingConfig, data: bytes) -> np.ndarray:
 
 def quanta(run: TrainingConfig, data: bytes) -> np.ndarray:
     """The quantum of each parameter."""
-    values = np.empty(run.model.parameters, np.float32)
+    values = np.empty(run.parameters, np.float32)
     layout = layouts_of(run).contribution
     for span in layout:
         scales = from_bf16(layout.format.sections(memoryview(data)[span.encoded], span.count)[0].view("<u2"))
@@ -93,6 +97,25 @@ def test_ranks_train_and_contribute_as_one_process(family: str, optimizer: str, 
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-6)
     assert (shared_done.steps, shared_done.tokens) == (done.steps, done.tokens)
     assert [each.tokens for each in shared_done.losses] == [each.tokens for each in done.losses]
+    assert shared_done.norm == pytest.approx(done.norm, rel=1e-4)
+    apart = np.abs(decoded(run, shared_data) - decoded(run, data))
+    assert (apart <= 1.01 * quanta(run, data)).all()
+
+
+def test_ranks_train_an_adapter_as_one_process(tmp_path: Path) -> None:
+    """5 rows a step, which two ranks do not divide; each rank has the frozen model and all factors."""
+    run = replace(config("qwen2"), adapter=AdapterConfig(rank=3))
+    frozen = random_parameters(run.model)
+    write_folder(tmp_path, run.model, in_blocks(frozen), ExportFormat.FP32, context=64, eos=None)
+    run = replace(run, files={**run.files, **{f"base/{path.name}": str(path) for path in tmp_path.iterdir()}})
+    begin = np.empty(run.parameters, np.float32)
+    initial_parameters(run.model, 7, begin, run.adapter)
+    with team(run, 1) as one, team(run, 2) as several:
+        done, data, losses = one.compute(ROUND, begin)
+        shared_done, shared_data, shared_losses = several.compute(ROUND, begin)
+        held_out = [each.worker.evaluate(each.theta, 400) for each in (one, several)]
+    assert shared_losses == pytest.approx(losses, rel=1e-6) and losses[-1] < losses[0]
+    assert held_out[1] == pytest.approx(held_out[0], rel=1e-6)
     assert shared_done.norm == pytest.approx(done.norm, rel=1e-4)
     apart = np.abs(decoded(run, shared_data) - decoded(run, data))
     assert (apart <= 1.01 * quanta(run, data)).all()
