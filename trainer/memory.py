@@ -59,6 +59,8 @@ MUON_STATE_BYTES = 12
 """Bytes of a parameter, its gradient and its only moment, for a matrix that Muon updates."""
 HELD = 0.45
 """Memory that a CPU's allocator holds in pieces too small to use, as a share of a step's need without large blocks."""
+FACTORS_HELD = 0.2
+"""The same share in a run with an adapter, whose gradients are few."""
 MAX_HELD_BYTES = 256 * MB
 """Limit on this memory; its share is smaller for longer rows, whose blocks are few and large."""
 LARGE_BYTES = 32 * MB
@@ -337,7 +339,7 @@ def _step_bytes(config: TrainingConfig, tokens: int, bf16: bool, recomputed: int
     if config.adapter is not None:  # no gradient has the size of a matrix
         saved += tokens * _factor_bytes(config, model.layers - recomputed + bool(recomputed), bf16)
         used = saved + max(logit_bytes * logits, tokens * 8 * (2 * model.dim + model.ffn))
-        return used + min(int(HELD * used), MAX_HELD_BYTES) + (2 if bf16 else 4) * logits
+        return used + min(int(FACTORS_HELD * used), MAX_HELD_BYTES) + (2 if bf16 else 4) * logits
     loss = logit_bytes * logits + (6 if bf16 else 4) * embedding  # with the gradient of the output weights
     passing = tokens * 8 * (2 * model.dim + model.ffn) + 6 * model.ffn * model.dim  # gradients of a layer
     passing += 4 * embedding if model.tied else 0
