@@ -140,11 +140,11 @@ def dequantize(matrix: QuantizedMatrix, out: Tensor) -> None:
 
         quantizer_triton.dequantize(matrix, out)
     else:
-        dequantize_with_torch(matrix, out)
+        _dequantize_with_torch(matrix, out)
 
 
-def dequantize_with_torch(matrix: QuantizedMatrix, out: Tensor) -> None:
-    """Do as `dequantize` does, for int8 and int4 on any device, with operations of torch."""
+def _dequantize_with_torch(matrix: QuantizedMatrix, out: Tensor) -> None:
+    """Write the values of a matrix of int8 or int4 with operations of torch, on any device."""
     rows, inputs = matrix.shape
     width = 2 * math.ceil(inputs / 2)
     spans = list(_spans(rows, inputs))

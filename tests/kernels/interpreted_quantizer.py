@@ -45,13 +45,13 @@ def assert_same_values(matrix: QuantizedMatrix) -> None:
 
 @quantising
 @every_type
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 63), (2, 64), (67, 128), (3, 100), (2, 4133)])
+@pytest.mark.parametrize("shape", [(1, 1), (66, 64), (2, 4133)])
 def test_codes_and_values_have_the_bits_of_the_cpu(format: WeightFormat, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     assert_same_values(assert_same_codes(weights(*shape).to(dtype), format))
 
 
 @quantising
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(values=hnp.arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 130)), elements=FINITE, fill=FINITE))
 def test_awkward_values_have_the_bits_of_the_cpu(format: WeightFormat, values: npt.NDArray[np.float32]) -> None:
     assert_same_values(assert_same_codes(torch.from_numpy(values), format))
