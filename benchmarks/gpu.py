@@ -1,6 +1,7 @@
 """Speed and correctness of a trainer's GPU work: `python -m benchmarks.gpu`, part of `make gpu`.
 
-* bytes: the codecs' kernels give the CPU's bytes, for a difference and for a mean of members.
+* bytes: the codecs' kernels give the CPU's bytes, for a difference and for a mean of members; so do those of the quantiser
+  of frozen weights, for codes and values.
 * bandwidth: bytes that the kernels read and write in a second, against a copy on the device (bar: 80 %).
 * attention: one call for all documents against each document alone on the CPU (bf16: within its rounding).
 * training: tokens/s and MFU of named sizes, with synthetic rows, against the measured speed of large products (bar: 50 %).
@@ -17,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,10 @@ import torch
 from kernels.aggregate import aggregate
 from kernels.codecs.format import HEADER_BYTES
 from kernels.codecs.ladder import LADDER, Codec
+from kernels.quantizer import dequantize, quantize
 from kernels.schedule import Place
 from kernels.toploc import prove_all
+from kernels.weight_format import WeightFormat
 from peer.measurements.speeds import GPU_ROWS, LENGTHS, SHAPES, sized
 from protocol.formats.model import ModelConfig
 from protocol.formats.training import InnerConfig
@@ -38,6 +42,8 @@ from trainer.parameters import WholeParameters
 
 VALUES = 1 << 27
 MEMBERS = 8
+WIDTH = 4096
+"""Inputs of the matrix on which the quantiser is measured."""
 INNER = InnerConfig(
     lr=1e-4,
     beta1=0.9,
@@ -107,6 +113,35 @@ def codec_kernels(codec: Codec, device: torch.device, count: int) -> list[dict[s
             ),
         )
     ]
+
+
+def quantizer_kernels(format: WeightFormat, device: torch.device, count: int) -> list[dict[str, Any]]:
+    """Measure bytes and bandwidth of the kernels of a format of frozen weights."""
+    generator = torch.Generator(device).manual_seed(1)
+    values = torch.randn((count // WIDTH, WIDTH), device=device, generator=generator, dtype=torch.bfloat16)
+    matrix, expected = quantize(values, format), quantize(values.cpu(), format)
+    out, wanted = torch.empty_like(values), torch.empty(values.shape, dtype=torch.bfloat16)
+    dequantize(matrix, out)
+    dequantize(expected, wanted)
+    same_codes = torch.equal(matrix.codes.cpu(), expected.codes) and torch.equal(matrix.scales.cpu(), expected.scales)
+    same_values = torch.equal(out.cpu().view(torch.int16), wanted.view(torch.int16))
+    copy = 2 * values.nbytes / seconds_of(device, lambda: out.copy_(values))
+    moved = values.nbytes + matrix.codes.nbytes + matrix.scales.nbytes
+    rows = []
+    for name, equal, work in (
+        ("quantize", same_codes, lambda: quantize(values, format)),
+        ("dequantize", same_values, lambda: dequantize(matrix, out)),
+    ):
+        rate = moved / seconds_of(device, work)
+        rows.append(
+            {
+                "kernel": f"weights in {format}, {name}",
+                "same_bytes": equal,
+                "gb_per_s": rate / 1e9,
+                "over_copy": rate / copy,
+            }
+        )
+    return rows
 
 
 def attention(device: torch.device) -> dict[str, Any]:
@@ -186,12 +221,15 @@ def main() -> int:
     print(
         f"{name}, {dtype}, {found['matmul_tflops']:.0f} TFLOP/s of large products\n\n| what | result |\n|---|---|", file=told
     )
-    for codec in LADDER.values():
-        for row in codec_kernels(codec, device, arguments.values):
-            found["kernels"].append(row)
-            same = "the CPU's bytes" if row["same_bytes"] else "OTHER BYTES than the CPU"
-            rate = f"{row['gb_per_s']:.0f} GB/s, {100 * row['over_copy']:.0f} % of a copy"
-            print(f"| {row['kernel']} | {same}, {rate} |", file=told, flush=True)
+    measured = chain(
+        (codec_kernels(codec, device, arguments.values) for codec in LADDER.values()),
+        (quantizer_kernels(format, device, arguments.values) for format in (WeightFormat.INT8, WeightFormat.INT4)),
+    )
+    for row in chain.from_iterable(measured):
+        found["kernels"].append(row)
+        same = "the CPU's bytes" if row["same_bytes"] else "OTHER BYTES than the CPU"
+        rate = f"{row['gb_per_s']:.0f} GB/s, {100 * row['over_copy']:.0f} % of a copy"
+        print(f"| {row['kernel']} | {same}, {rate} |", file=told, flush=True)
     found["attention"] = attention(device)
     print(f"| attention in documents | {found['attention']} |", file=told, flush=True)
     for model in arguments.models:

@@ -38,7 +38,7 @@ _HEADER = tl.constexpr(HEADER_BYTES)
 _TINY = tl.constexpr(float(TINY))
 _LARGEST = tl.constexpr(float(LARGEST))
 _INFINITY = tl.constexpr(float("inf"))
-_ROUNDER = tl.constexpr(12582912.0)
+ROUNDER = tl.constexpr(12582912.0)
 """Constant 1.5 * 2^23. Near it, fp32 numbers have steps of 1, so adding it rounds to an integer, with ties to even."""
 _INT8, _INT4, _INT2, _BF16 = (tl.constexpr(format.number) for format in (Int8, Int4, Int2, BFloat16))
 _LARGEST8, _LARGEST4, _LARGEST2 = (tl.constexpr(float(format.LARGEST_SCALE)) for format in (Int8, Int4, Int2))
@@ -65,14 +65,15 @@ def _over(numerators, divisor):
 
 
 @triton.jit
-def _to_bf16(values):
-    """Return the bits of bf16 numbers, rounded to nearest even; values are not negative."""
+def to_bf16(values):
+    """Return the bits of bf16 numbers, rounded to nearest even; the high half of an integer repeats the number's sign."""
     bits = values.to(tl.int32, bitcast=True)
     return (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
 
 
 @triton.jit
-def _from_bf16(bits):
+def from_bf16(bits):
+    """Return the numbers whose bits are the low halves of integers."""
     return (bits << 16).to(tl.float32, bitcast=True)
 
 
@@ -95,37 +96,37 @@ def _encode_tile(values, rows, places, inside, count, count_rows, packed_bytes, 
     body = out_ptr + _HEADER
     if FORMAT == _BF16:
         magnitudes = tl.abs(values)
-        bits = tl.where(magnitudes < _TINY, 0, _to_bf16(tl.minimum(magnitudes, _LARGEST)))
+        bits = tl.where(magnitudes < _TINY, 0, to_bf16(tl.minimum(magnitudes, _LARGEST)))
         negative = (values < 0.0) & (bits > 0)
         signed = tl.where(negative, bits | 0x8000, bits)
         tl.store(body.to(tl.pointer_type(tl.int16)) + places, signed.to(tl.int16), mask=inside)
-        return tl.where(negative, -_from_bf16(bits), _from_bf16(bits))
+        return tl.where(negative, -from_bf16(bits), from_bf16(bits))
     absmax = tl.max(tl.abs(values), axis=1)
     absmax = tl.where(absmax < _TINY, 0.0, absmax)
     wanted = rows < count_rows
     if FORMAT == _INT8:
         scales = tl.minimum(_over(absmax, 127.0), _LARGEST8)
-        codes = (values * _quotient(127.0, absmax)[:, None] + _ROUNDER) - _ROUNDER
+        codes = (values * _quotient(127.0, absmax)[:, None] + ROUNDER) - ROUNDER
         tl.store(body.to(tl.pointer_type(tl.float32)) + rows, scales, mask=wanted)
         tl.store((body + 4 * count_rows.to(tl.int64)).to(tl.pointer_type(tl.int8)) + places, codes.to(tl.int8), mask=inside)
         return codes * scales[:, None]
     packed_ptr = body + 2 * count_rows.to(tl.int64)
     if FORMAT == _INT4:
-        bits = _to_bf16(tl.minimum(_over(absmax, 7.0), _LARGEST4))
-        scales = _from_bf16(bits)
-        rounded = values * _quotient(1.0, scales)[:, None] + _ROUNDER
-        rounded = tl.minimum(tl.maximum(rounded, _ROUNDER - 7.0), _ROUNDER + 7.0)
-        decoded = (rounded - _ROUNDER) * scales[:, None]
+        bits = to_bf16(tl.minimum(_over(absmax, 7.0), _LARGEST4))
+        scales = from_bf16(bits)
+        rounded = values * _quotient(1.0, scales)[:, None] + ROUNDER
+        rounded = tl.minimum(tl.maximum(rounded, ROUNDER - 7.0), ROUNDER + 7.0)
+        decoded = (rounded - ROUNDER) * scales[:, None]
         fields = rounded.to(tl.int32, bitcast=True) & 15
         low, high = tl.split(tl.reshape(fields, (fields.shape[0], fields.shape[1] // 2, 2)))
         packed = low | (high << 4)
         bytes_of_row = fields.shape[1] // 2
     else:
-        steps = (values * _quotient(_STEPS2, absmax)[:, None] + _ROUNDER) - _ROUNDER
+        steps = (values * _quotient(_STEPS2, absmax)[:, None] + ROUNDER) - ROUNDER
         lengths = tl.minimum(count - rows * values.shape[1], values.shape[1])
         mean = tl.div_rn(tl.sum(steps * steps, axis=1), tl.where(wanted, lengths, 1).to(tl.float32))
-        bits = _to_bf16(tl.minimum(tl.sqrt_rn(mean) * _over(tl.minimum(absmax, _LARGEST), _STEPS2), _LARGEST2))
-        scales = _from_bf16(bits)
+        bits = to_bf16(tl.minimum(tl.sqrt_rn(mean) * _over(tl.minimum(absmax, _LARGEST), _STEPS2), _LARGEST2))
+        scales = from_bf16(bits)
         some = (scales > 0.0)[:, None]
         larger = (tl.abs(values) > (scales * _THRESHOLD)[:, None]) & some
         negative = (values < 0.0) & some
@@ -156,14 +157,14 @@ def _decode_tile(address, rows, places, inside, count_rows, packed_bytes, factor
     body = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16) + _HEADER
     if FORMAT == _BF16:
         bits = tl.load(body.to(tl.pointer_type(tl.int16)) + places, mask=inside, other=0).to(tl.int32)
-        return _from_bf16(bits) * factor
+        return from_bf16(bits) * factor
     wanted = rows < count_rows
     if FORMAT == _INT8:
         scales = tl.load(body.to(tl.pointer_type(tl.float32)) + rows, mask=wanted, other=0.0) * factor
         codes_ptr = (body + 4 * count_rows.to(tl.int64)).to(tl.pointer_type(tl.int8))
         return tl.load(codes_ptr + places, mask=inside, other=0).to(tl.float32) * scales[:, None]
     bits = tl.load(body.to(tl.pointer_type(tl.int16)) + rows, mask=wanted, other=0).to(tl.int32)
-    scales = (_from_bf16(bits) * factor)[:, None]
+    scales = (from_bf16(bits) * factor)[:, None]
     packed_ptr = body + 2 * count_rows.to(tl.int64)
     if FORMAT == _INT4:
         packed = _packed(packed_ptr, rows, packed_bytes, BLOCK // 2)
@@ -267,7 +268,7 @@ def _largest(bits, wanted):
 @triton.jit
 def _common_magnitude(whole, members, count, unit):
     total = tl.sum(tl.where(members, whole, 0.0), axis=0)
-    return _to_bf16(tl.minimum(tl.div_rn(total, tl.maximum(count, 1).to(tl.float32)) * unit, _LARGEST))
+    return to_bf16(tl.minimum(tl.div_rn(total, tl.maximum(count, 1).to(tl.float32)) * unit, _LARGEST))
 
 
 @triton.jit(do_not_specialize=["count", "decay"])
@@ -304,7 +305,7 @@ def _choose_kernel(
     entries = tl.sum(chosen.to(tl.int32), axis=0)
     larger_entries = (entries + 1) // 2
     larger = _largest(tl.where(chosen, bits, -1), larger_entries)
-    whole = (magnitudes * _quotient(_STEPS, absmax) + _ROUNDER) - _ROUNDER
+    whole = (magnitudes * _quotient(_STEPS, absmax) + ROUNDER) - ROUNDER
     unit = _over(tl.minimum(absmax, _LARGEST), _STEPS)
     high = _common_magnitude(whole, larger, larger_entries, unit)
     low = _common_magnitude(whole, chosen & (larger == 0), entries - larger_entries, unit)
@@ -317,7 +318,7 @@ def _choose_kernel(
     tl.store(places_ptr + at, columns.to(tl.int32), mask=chosen)
     tl.store(fields_ptr + at, negative.to(tl.int32) | (larger.to(tl.int32) << 1), mask=chosen)
     if FEEDBACK:
-        decoded = tl.where(larger, _from_bf16(high), _from_bf16(low))
+        decoded = tl.where(larger, from_bf16(high), from_bf16(low))
         decoded = tl.where(chosen, tl.where(negative, -decoded, decoded), 0.0)
         tl.store(residual_ptr + places, values - decoded, mask=inside)
 
