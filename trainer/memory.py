@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 
-from protocol.formats.adapter import PROJECTIONS
+from kernels.weight_format import WeightFormat
+from protocol.formats.adapter import PROJECTIONS, projections
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
@@ -171,8 +173,19 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
 
 
 def _frozen_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
-    """Return the memory of the frozen model in a process of a run with an adapter: in the precision of products."""
-    return (2 if setup.has_bf16 else 4) * config.model.parameters if config.adapter is not None else 0
+    """Return the memory of the frozen model in a process of a run with an adapter.
+
+    Its matrices are in the run's format, with room for the values of one of them; or, as all the rest, in the precision of
+    products.
+    """
+    if config.adapter is None:
+        return 0
+    model, width = config.model, 2 if setup.has_bf16 else 4
+    if (form := WeightFormat(config.base_format)) is WeightFormat.BF16:
+        return width * model.parameters
+    sizes = [inputs * outputs for _, inputs, outputs in projections(model, "all")]
+    quantised = model.layers * sum(sizes)
+    return ceil(form.bytes_per_value * quantised) + width * (model.parameters - quantised + max(sizes))
 
 
 def _copied_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:

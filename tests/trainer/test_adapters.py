@@ -33,7 +33,7 @@ TOKENS = torch.arange(24).reshape(2, 12) % 11
 def base_of(config: ModelConfig, adapter: AdapterConfig, values: np.ndarray) -> FrozenBase:
     places = parameter_layout(config)
     tensors = {p.name: torch.from_numpy(values[p.offset : p.offset + p.count].copy()).view(p.shape) for p in places}
-    return FrozenBase(adapter, tensors)
+    return FrozenBase.whole(adapter, tensors)
 
 
 def random_factors(config: ModelConfig, adapter: AdapterConfig) -> torch.Tensor:
@@ -119,6 +119,33 @@ def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: str) ->
     assert sum(kept.values()) / 256 == pytest.approx(estimate, rel=0.08)
 
 
+@pytest.mark.parametrize("targets", ["all", "mlp"])
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_quantised_model_learns_as_one_with_the_values_of_its_codes(tmp_path: Path, form: str, targets: str) -> None:
+    """Bit for bit, gradients too: the values are written into one scratch for each product."""
+    model, adapter = ModelConfig.from_mapping(small.MODEL | {"tied": False}), AdapterConfig(rank=4, targets=targets)
+    values = random_parameters(model)
+    write_folder(tmp_path, model, in_blocks(values), ExportFormat.BF16, context=64, eos=None)
+    files = {f"base/{path.name}": str(path) for path in tmp_path.iterdir()}
+    run = replace(small.config(), model=model, adapter=adapter, base_format=form, files=files)
+    base = load_base(run, small.CPU, torch.float32)
+    assert len(base.matrices) == 7 * model.layers and len(base.tensors) + len(base.matrices) == len(parameter_layout(model))
+    dense = {name: matrix.weights(base.scratch).clone() for name, matrix in base.matrices.items()}
+    plain = FrozenBase.whole(adapter, {**base.tensors, **dense})
+    factors, found = random_factors(model, adapter), []
+    for each in (base, plain):
+        decoder = Decoder(model, small.CPU, base=each)
+        decoder.flat.copy_(factors)
+        decoder.recomputed = 1
+        loss = decoder(TOKENS).square().sum()
+        loss.backward()
+        found.append((loss.detach(), decoder.gradient.clone(), decoder.over(factors)(TOKENS).detach()))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert found[0][1].abs().sum() > 0 and not torch.equal(
+        dense["model.layers.0.mlp.up_proj.weight"].flatten(), base.scratch
+    )
+
+
 def test_the_first_factors_are_the_same_bits_everywhere() -> None:
     config, adapter = ModelConfig.from_mapping(small.MODEL), AdapterConfig(rank=4)
     values = np.empty(adapter_parameters(config, adapter), np.float32)
@@ -147,7 +174,8 @@ def test_files_of_another_model_or_with_a_value_that_is_no_number_are_refused(tm
 
     values = random_parameters(config)
     found = loaded(values, config)
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in base_of(config, adapter, values).tensors.items())
+    whole = base_of(config, adapter, values).tensors
+    assert all(torch.equal(found.tensors[name], tensor.bfloat16().float()) for name, tensor in whole.items())
     other = ModelConfig.from_mapping(small.MODEL | {"ffn": 32})
     with pytest.raises(FolderError, match="another model"):
         loaded(random_parameters(other), other)

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from kernels.quantizer import QuantizedMatrix, quantize
+from kernels.weight_format import WeightFormat
 from protocol.formats.model import parameter_layout
 from trainer.config import TrainingConfig
 from trainer.models.llama.model import FrozenBase
@@ -29,14 +32,20 @@ def base_files(config: TrainingConfig) -> dict[str, Path]:
 def load_base(config: TrainingConfig, device: torch.device, dtype: torch.dtype) -> FrozenBase:
     """Read the frozen model of a run with an adapter to a device, one tensor at a time.
 
-    dtype: precision of the products in which the weights take part.  Raises `FolderError` for files that are damaged, or
+    dtype: precision of the products in which the weights take part.  The matrices of layers are in the run's format; the
+    embedding, the output weights, biases and norms always in bf16.  Raises `FolderError` for files that are damaged, or
     that are not the run's model.
     """
     assert config.adapter is not None
     folder = WeightsFolder(Path("base"), base_files(config))
     if folder.config.model_copy(update={"context": config.model.context}) != config.model:
         raise FolderError("the files of the frozen model describe another model than the run; ask the organiser")
-    tensors = {
-        place.name: torch.from_numpy(folder.tensor(place)).to(device, dtype) for place in parameter_layout(config.model)
-    }
-    return FrozenBase(config.adapter, tensors)
+    form, tensors, matrices, largest = WeightFormat(config.base_format), dict[str, Tensor](), dict[str, QuantizedMatrix](), 0
+    for place in parameter_layout(config.model):
+        values = torch.from_numpy(folder.tensor(place)).to(device)
+        if form is not WeightFormat.BF16 and place.name.endswith("_proj.weight"):
+            matrices[place.name] = quantize(values, form)
+            largest = max(largest, place.count)
+        else:  # every peer has the values of the format, whatever it computes with
+            tensors[place.name] = values.to(torch.bfloat16).to(dtype)
+    return FrozenBase(config.adapter, tensors, matrices, torch.empty(largest, dtype=dtype, device=device))

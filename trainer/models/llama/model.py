@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kernels.quantizer import QuantizedMatrix
 from protocol.formats.adapter import PROJECTIONS, AdapterConfig, adapter_layout
 from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.device import default_dtype, on_device
@@ -162,7 +163,47 @@ class _RmsNorm(torch.autograd.Function):
         return of_hidden, of_weight, None
 
 
-class AdaptedLinear(nn.Linear):
+@dataclass(frozen=True)
+class FrozenBase:
+    """Weights that do not learn, below trained factors; on one device.
+
+    tensors: tensors of `parameter_layout` by name, in the precision of products.  matrices: the other ones, quantised.
+    scratch: room for the values of the largest of these matrices, in the precision of products.
+    """
+
+    adapter: AdapterConfig
+    tensors: Mapping[str, Tensor]
+    matrices: Mapping[str, QuantizedMatrix]
+    scratch: Tensor
+
+    @classmethod
+    def whole(cls, adapter: AdapterConfig, tensors: Mapping[str, Tensor]) -> Self:
+        """Return weights of which none are quantised."""
+        return cls(adapter, tensors, {}, torch.empty(0))
+
+
+class FrozenLinear(nn.Linear):
+    """Product with a frozen matrix: x Wᵀ + b.  A quantised W is written into a scratch for each product."""
+
+    matrix: tuple[QuantizedMatrix, Tensor] | None = None
+    """Quantised W, and the scratch; None if W is `weight`."""
+    scale = 0.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the product, (..., outputs), in the precision of the input and of the frozen matrix."""
+        return self._product(input, None)
+
+    def _product(self, input: Tensor, factors: tuple[Tensor, Tensor] | None) -> Tensor:
+        matrix: FrozenMatrix = self.weight if self.matrix is None else self.matrix
+        if not torch.is_grad_enabled():
+            sum_no, _ = _adapted(input.flatten(0, -2), matrix, self.bias, factors, self.scale)
+            return sum_no.view(*input.shape[:-1], -1)
+        down, up = factors if factors is not None else (None, None)
+        output: Tensor = _AdaptedProduct.apply(input, matrix, self.bias, down, up, self.scale)  # type: ignore[no-untyped-call]
+        return output
+
+
+class AdaptedLinear(FrozenLinear):
     """Product with a frozen matrix, and with the trained factors beside it: x Wᵀ + b + scale (x Aᵀ) Bᵀ (Hu et al. 2021).
 
     The factors are never added to W: a sum rounded to the matrix's precision has other log-probabilities.
@@ -172,27 +213,35 @@ class AdaptedLinear(nn.Linear):
         super().__init__(inputs, outputs, bias=bias)
         self.lora_A = nn.Linear(inputs, adapter.rank, bias=False)
         self.lora_B = nn.Linear(adapter.rank, outputs, bias=False)
-        self._scale = adapter.scale
+        self.scale = adapter.scale
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the sum, (..., outputs), in the precision of the input and of the frozen matrix."""
-        factors = self.lora_A.weight, self.lora_B.weight
-        if not torch.is_grad_enabled():
-            sum_no, _ = _adapted(input.flatten(0, -2), self.weight, self.bias, factors, self._scale)
-            return sum_no.view(*input.shape[:-1], -1)
-        output: Tensor = _AdaptedProduct.apply(input, self.weight, self.bias, *factors, self._scale)  # type: ignore[no-untyped-call]
-        return output
+        return self._product(input, (self.lora_A.weight, self.lora_B.weight))
+
+
+FrozenMatrix = Tensor | tuple[QuantizedMatrix, Tensor]
+"""A matrix (outputs, inputs), or a quantised one with the scratch for its values."""
+
+
+def _values(matrix: FrozenMatrix) -> Tensor:
+    """Return the values of a matrix, those of a quantised one until the next one is asked for."""
+    return matrix if isinstance(matrix, Tensor) else matrix[0].weights(matrix[1])
 
 
 def _adapted(
-    input_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None, factors: tuple[Tensor, Tensor], scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return the sum, (n, outputs), and the product with A, (n, rank)."""
+    input_ni: Tensor, matrix: FrozenMatrix, bias_o: Tensor | None, factors: tuple[Tensor, Tensor] | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the sum, (n, outputs), and the product with A, (n, rank), if there are factors."""
+    weight_oi = _values(matrix)
     assert input_ni.dtype == weight_oi.dtype, "the frozen matrix is in the precision of products"
-    down_ri, up_or = (factor.to(input_ni.dtype) for factor in factors)
     with torch.autocast(input_ni.device.type, enabled=False):
+        output_no = F.linear(input_ni, weight_oi, bias_o)
+        if factors is None:
+            return output_no, None
+        down_ri, up_or = (factor.to(input_ni.dtype) for factor in factors)
         inner_nr = input_ni @ down_ri.T
-        return F.linear(input_ni, weight_oi, bias_o).addmm_(inner_nr, up_or.T, alpha=scale), inner_nr
+        return output_no.addmm_(inner_nr, up_or.T, alpha=scale), inner_nr
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -200,42 +249,43 @@ class _AdaptedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+        ctx: Any,
+        input: Tensor,
+        matrix: FrozenMatrix,
+        bias: Tensor | None,
+        down: Tensor | None,
+        up: Tensor | None,
+        scale: float,
     ) -> Tensor:
-        input_ni = input.flatten(0, -2)
-        output_no, inner_nr = _adapted(input_ni, weight, bias, (down, up), scale)
-        ctx.save_for_backward(input_ni, weight, down, up, inner_nr)
-        ctx.scale = scale
+        input_ni, factors = input.flatten(0, -2), None if down is None or up is None else (down, up)
+        output_no, inner_nr = _adapted(input_ni, matrix, bias, factors, scale)
+        ctx.save_for_backward(None if factors is None else input_ni, down, up, inner_nr)
+        ctx.matrix, ctx.scale = matrix, scale
         return output_no.view(*input.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        input_ni, weight_oi, down_ri, up_or, inner_nr = ctx.saved_tensors
-        with torch.autocast(input_ni.device.type, enabled=False):
+        input_ni, down_ri, up_or, inner_nr = ctx.saved_tensors
+        of_input = of_down = of_up = of_inner = None
+        with torch.autocast(grads[0].device.type, enabled=False):
             gradient_no = grads[0].flatten(0, -2)
-            of_inner = (gradient_no @ up_or.to(gradient_no.dtype)).mul_(ctx.scale)
-            of_up = (gradient_no.T @ inner_nr).to(up_or.dtype).mul_(ctx.scale)
-            of_down = (of_inner.T @ input_ni).to(down_ri.dtype)
-            if not ctx.needs_input_grad[0]:
-                return None, None, None, of_down, of_up, None
-            of_input = (gradient_no @ weight_oi).addmm_(of_inner, down_ri.to(gradient_no.dtype))
-        return of_input.view(*grads[0].shape[:-1], -1), None, None, of_down, of_up, None
-
-
-@dataclass(frozen=True)
-class FrozenBase:
-    """Weights that do not learn, below trained factors.
-
-    tensors: each tensor of `parameter_layout`, in one precision and on one device.
-    """
-
-    adapter: AdapterConfig
-    tensors: Mapping[str, Tensor]
+            if inner_nr is not None:
+                of_inner = (gradient_no @ up_or.to(gradient_no.dtype)).mul_(ctx.scale)
+                of_up = (gradient_no.T @ inner_nr).to(up_or.dtype).mul_(ctx.scale)
+                of_down = (of_inner.T @ input_ni).to(down_ri.dtype)
+            if ctx.needs_input_grad[0]:
+                of_input = gradient_no @ _values(ctx.matrix)
+                if of_inner is not None:
+                    of_input.addmm_(of_inner, down_ri.to(gradient_no.dtype))
+                of_input = of_input.view(*grads[0].shape[:-1], -1)
+        return of_input, None, None, of_down, of_up, None
 
 
 def _projection(name: str, inputs: int, outputs: int, adapter: AdapterConfig | None, *, bias: bool = False) -> nn.Linear:
-    if adapter is None or name not in PROJECTIONS[adapter.targets]:
+    if adapter is None:
         return nn.Linear(inputs, outputs, bias=bias)
+    if name not in PROJECTIONS[adapter.targets]:
+        return FrozenLinear(inputs, outputs, bias=bias)
     return AdaptedLinear(inputs, outputs, adapter, bias=bias)
 
 
@@ -303,7 +353,7 @@ class Layer(nn.Module):
 
     def forward(self, hidden_btd: Tensor, context: Context) -> Tensor:
         """Return the hidden states after the layer, (B, T, dim)."""
-        dtype = self.mlp.down_proj.weight.dtype
+        dtype = self.input_layernorm.weight.dtype
         hidden_btd = hidden_btd + self.self_attn(self.input_layernorm(hidden_btd).to(dtype), context)
         fed: Tensor = self.mlp(self.post_attention_layernorm(hidden_btd).to(dtype))
         return hidden_btd + fed
@@ -360,12 +410,18 @@ class Decoder(nn.Module):
             self.model = _Body(config, adapter)
             if not config.tied:
                 self.lm_head = nn.Linear(config.dim, config.vocab, bias=False)
-        frozen = base.tensors if base is not None else {}
-        owners, own = dict(self.named_modules()), [each for each in self.named_parameters() if each[0] not in frozen]
-        assert [(place.name, place.shape) for place in self.layout] == [(name, tuple(each.shape)) for name, each in own]
-        for name, values in frozen.items():
+        owners, own = dict(self.named_modules()), dict(self.named_parameters())
+        for name, values in base.tensors.items() if base is not None else ():
             owner, _, last = name.rpartition(".")
             setattr(owners[owner], last, nn.Parameter(values, requires_grad=False))
+            del own[name]
+        for name, matrix in base.matrices.items() if base is not None else ():
+            module = owners[name.removesuffix(".weight")]
+            assert base is not None and isinstance(module, FrozenLinear)
+            module.matrix = matrix, base.scratch
+            del own[name], module.weight
+        shapes = [(place.name, place.shape) for place in self.layout]
+        assert shapes == [(name, tuple(parameter.shape)) for name, parameter in own.items()]
         for place in self.layout:
             span = slice(place.offset, place.offset + place.count)
             parameter = nn.Parameter(self.flat[span].view(place.shape), requires_grad=trains)
