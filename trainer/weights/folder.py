@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ from kernels.outside_files import read_outside
 from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 from trainer.models.llama.huggingface import Ends, UnknownModel, config_json, ends_in, facts_of, generation_json
-from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, StoredTensor, header_of, tensors_in, written
+from trainer.weights.safetensors_file import (
+    F32,
+    ExportFormat,
+    FolderError,
+    StoredTensor,
+    ValueStream,
+    finite_values,
+    tensors_in,
+    write_tensors,
+)
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Writer of a Hugging Face folder with a run's parameters, which come as a stream of the flat vector.
@@ -43,30 +52,21 @@ def write_folder(
     used if `config` has no context. eos: end tokens of a text. generation: contents of the model's own
     generation_config.json.
     """
-    _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
-    _write_json(folder / "generation_config.json", generation_json(eos, generation))
+    write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
+    write_json(folder / "generation_config.json", generation_json(eos, generation))
     shards = _shards(parameter_layout(config), form, SHARD_BYTES)
     names = [SINGLE]
     if len(shards) > 1:
         names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
-    blocks, left = iter(values), np.empty(0, np.float32)
+    stream = ValueStream(values)
     for name, places in zip(names, shards, strict=True):
-        with (folder / name).open("wb") as file:
-            file.write(header_of(places, form))
-            count = sum(place.count for place in places)
-            while count:
-                block = left if len(left) else next(blocks)
-                part, left = block[:count], block[count:]
-                file.write(written(part, form))
-                count -= len(part)
-            file.flush()
-            os.fsync(file.fileno())
-    assert not len(left) and next(blocks, None) is None, "more values than parameters"
+        write_tensors(folder / name, places, form, stream)
+    stream.check_end()
     if len(shards) > 1:
         index = {place.name: name for name, places in zip(names, shards, strict=True) for place in places}
         size = config.parameters * form.width
         described = {"total_parameters": config.parameters, "total_size": size}
-        _write_json(folder / "model.safetensors.index.json", {"metadata": described, "weight_map": index})
+        write_json(folder / "model.safetensors.index.json", {"metadata": described, "weight_map": index})
 
 
 def _shards(layout: Sequence[ParameterPlace], form: ExportFormat, most: int) -> list[list[ParameterPlace]]:
@@ -83,7 +83,8 @@ def _shards(layout: Sequence[ParameterPlace], form: ExportFormat, most: int) -> 
     return shards
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object in the form of these folders, and sync it to disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
         file.flush()
@@ -140,22 +141,20 @@ class WeightsFolder:
     def values(self) -> Iterator[F32]:
         """Yield the flat vector in order, in blocks. Raises `FolderError` between two blocks."""
         for place in parameter_layout(self.config):
-            yield from self._blocks(place.name)
+            yield from self.blocks(place.name)
 
     def tensors(self) -> Iterator[F32]:
         """Yield the flat vector in order, one flat tensor at a time. Raises `FolderError` between two tensors."""
         for place in parameter_layout(self.config):
-            yield np.concatenate(list(self._blocks(place.name)))
+            yield np.concatenate(list(self.blocks(place.name)))
 
     def tensor(self, place: ParameterPlace) -> F32:
         """Return a tensor in its shape. Raises `FolderError`."""
-        return np.concatenate([*self._blocks(place.name)]).reshape(place.shape)
+        return np.concatenate([*self.blocks(place.name)]).reshape(place.shape)
 
-    def _blocks(self, name: str) -> Iterator[F32]:
-        for block in self._stored[name].values():
-            if not np.isfinite(block).all():
-                raise FolderError(f"{self.folder}: {name} contains NaN or infinite values; use another model")
-            yield block
+    def blocks(self, name: str) -> Iterator[F32]:
+        """Yield the tensor of this name as `parameter_layout` names it, in flat blocks. Raises `FolderError` between two."""
+        return finite_values(name, self._stored[name], "use another model")
 
     def _tensors(self) -> Mapping[str, StoredTensor]:
         """Return the model's tensors, each checked against the shape in config.json."""
@@ -252,8 +251,11 @@ _OTHER_WEIGHTS = (
 )
 
 
-def json_in(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the JSON object in a file.  remedy: phrase that ends the error's sentence.  Raises `FolderError`."""
+def json_in(path: Path, remedy: str, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
+    """Return the JSON object in a file.  remedy: phrase that ends the error's sentence.  Raises `FolderError`.
+
+    parse: reader of the file's text; raises ValueError or RecursionError.
+    """
     try:
         raw = read_outside(path, MAX_JSON_BYTES)
     except OSError as error:
@@ -261,7 +263,7 @@ def json_in(path: Path, remedy: str) -> dict[str, Any]:
     if is_pointer(raw):
         raise FolderError(f"{path} {POINTER_FLAW}")
     try:
-        value = json.loads(raw)
+        value = parse(raw)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Merging of several models of one shape into one, tensor by tensor: linear, SLERP, TIES.
+"""Merging, tensor by tensor: several models of one shape into one (linear, SLERP, TIES), or an adapter into its base.
 
 One tensor of each model is in memory at a time, with a few more tensors of the same size. The result is the flat vector in
 order, which the caller can pass to `trainer.weights.folder`.
@@ -7,15 +7,16 @@ order, which the caller can pass to `trainer.weights.folder`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from protocol.formats.model import ModelConfig
+from protocol.formats.adapter import AdapterConfig, adapter_layout
+from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.weights.folder import WeightsFolder
-from trainer.weights.safetensors_file import F32, FolderError
+from trainer.weights.safetensors_file import F32, FolderError, ValueStream
 
 PARALLEL = 0.9995
 """Cosine beyond which two tensors count as parallel or opposite: the arc between such tensors is not well defined."""
@@ -171,3 +172,29 @@ def _check_weights(weights: Sequence[float]) -> None:
 def _dot(one: F32, other: F32) -> float:
     """Return the dot product in fp64."""
     return float(np.einsum("i,i->", one, other, dtype=np.float64))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def merged_blocks(base: WeightsFolder, adapter: AdapterConfig, factors: Iterable[F32]) -> Iterator[F32]:
+    """Yield the flat vector of a model with its adapter added, in blocks of any size.
+
+    Each projection W with factors A and B becomes W + alpha / rank * B A, computed in fp32. factors: the flat vector of
+    `adapter_layout` in order, in blocks of any size. Raises `FolderError` between two blocks.
+    """
+    stream, places = ValueStream(factors), adapter_layout(base.config, adapter)
+    pairs = {a.name.replace(".lora_A.", "."): (a, b) for a, b in zip(places[::2], places[1::2], strict=True)}
+    for place in parameter_layout(base.config):  # which has the projections in the order of the factors
+        if place.name not in pairs:
+            yield from base.blocks(place.name)
+            continue
+        a, b = (np.concatenate(list(stream.take(each.count))).reshape(each.shape) for each in pairs[place.name])
+        total = (b @ a).reshape(-1)
+        total *= np.float32(adapter.scale)
+        filled = 0
+        for block in base.blocks(place.name):
+            total[filled : filled + len(block)] += block
+            filled += len(block)
+        yield total
+    stream.check_end()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -128,6 +128,44 @@ class StoredTensor:
                 if len(raw) != min(READ_BYTES, stop - at):
                     raise FolderError(f"{self.path} became shorter while it was read; copy it again")
                 yield raw
+
+
+def finite_values(name: str, tensor: StoredTensor, remedy: str) -> Iterator[F32]:
+    """Yield the tensor's numbers in blocks. Raises `FolderError` for NaN and infinity, with `remedy` as its last clause."""
+    for block in tensor.values():
+        if not np.isfinite(block).all():
+            raise FolderError(f"{tensor.path}: {name} contains NaN or infinite values; {remedy}")
+        yield block
+
+
+class ValueStream:
+    """Flat vector that comes in blocks of any size, and is taken in parts of other sizes. One block is held at a time."""
+
+    def __init__(self, blocks: Iterable[F32]) -> None:
+        self._blocks = iter(blocks)
+        self._left = np.empty(0, np.float32)
+
+    def take(self, count: int) -> Iterator[F32]:
+        """Yield the next `count` values in blocks."""
+        while count:
+            block = self._left if len(self._left) else next(self._blocks)
+            part, self._left = block[:count], block[count:]
+            count -= len(part)
+            yield part
+
+    def check_end(self) -> None:
+        """Assert that every value has been taken."""
+        assert not len(self._left) and next(self._blocks, None) is None, "more values than parameters"
+
+
+def write_tensors(path: Path, places: Sequence[ParameterPlace], form: ExportFormat, stream: ValueStream) -> None:
+    """Write a file that holds these tensors with the stream's next values, and sync it to disk."""
+    with path.open("wb") as file:
+        file.write(header_of(places, form))
+        for part in stream.take(sum(place.count for place in places)):
+            file.write(written(part, form))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
