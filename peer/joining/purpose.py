@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from peer.formatting import MOST_EPOCHS, epochs_read, founders_alone, times_text
-from peer.resources.pace import FLOPS_A_PARAMETER, TYPICAL, kept_pace, run_s, typical_tokens_per_s
+from peer.resources.pace import TYPICAL, flops_a_token, kept_pace, run_s, typical_tokens_per_s
 from peer.resources.requirements import training_needs
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
@@ -48,7 +48,7 @@ def speed_here(manifest: RunManifest, data: Path) -> Speed | None:
 
 def assumed_rate(manifest: RunManifest) -> float:
     """Return the tokens per second that a simulation assumes of one member, whether the loss counts them or not."""
-    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
+    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / flops_a_token(manifest))
 
 
 def assumed_by(manifest: RunManifest) -> str:
@@ -346,7 +346,8 @@ def _mixed(manifest: RunManifest) -> str:
 def unusual_data(manifest: RunManifest) -> str:
     """Return a warning if given weights would be trained on our own source, which is rarely intended; empty otherwise."""
     reads_text = manifest.rl is None or manifest.rl.warm_rounds > 0
-    if not manifest.initial_state or not reads_text or [source.name for source in manifest.data.sources] != [SOURCE]:
+    begins = manifest.initial_state or manifest.adapter is not None
+    if not begins or not reads_text or [source.name for source in manifest.data.sources] != [SOURCE]:
         return ""
     return (
         f"these weights will learn {OWN_SOURCES[SOURCE]}, because the run file names no other data; for your own, add "

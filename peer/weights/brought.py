@@ -40,7 +40,9 @@ from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
-from protocol.formatting import clean
+from protocol.formats.adapter import adapter_parameters
+from protocol.formats.section import shortened
+from protocol.formatting import clean, plain
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.run_file import BASE_FIELDS, RunFileError, sections_of
 from protocol.run.sections import (
@@ -68,29 +70,57 @@ from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import prompt_flaw
 from trainer.weights.folder import WeightsFolder
-from trainer.weights.safetensors_file import FolderError
+from trainer.weights.peft_folder import PeftFolder
+from trainer.weights.safetensors_file import F32, FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Run that begins with the weights of a Hugging Face folder: its state after 0 rounds is hashed and kept on disk.
+# Run that begins with the weights of a Hugging Face folder, or with the factors of a PEFT folder beside such weights: its
+# state after 0 rounds is hashed and kept on disk.
 #
 # The manifest has the digest of that state.  The organiser's data directory keeps it as the checkpoint after 0 rounds.
 # The organiser's peer begins from it, and other peers fetch it like any checkpoint.
 
 
 class FolderStart:
-    """A `protocol.run.run_file.Start` made from a folder.  Raises `PeerError` for a folder from which no run can begin."""
+    """A `protocol.run.run_file.Start` made from a folder.  Raises `PeerError` for a folder from which no run can begin.
 
-    def __init__(self, folder: Path) -> None:
+    adapter: folder of PEFT with whose factors the run goes on; None if it has none, or if the factors follow from its seed.
+    """
+
+    def __init__(self, folder: Path, adapter: Path | None = None) -> None:
         self.folder = folder
         self._leaves: dict[int, list[Hash]] = {}
         self._base: list[dict[str, Any]] | None = None
         with told_as(ExitCode.INPUT, FolderError):
             self._weights = WeightsFolder(folder)
+            self.adapter = PeftFolder(adapter, self._weights.config) if adapter is not None else None
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """Model section of a run that begins with the folder."""
         return self._weights.facts
+
+    def flaws(self, fields: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each field of the file's section on the adapter that differs from the adapter's folder."""
+        if self.adapter is None:
+            return []
+        found = self.adapter.adapter.model_dump().items()
+        return [
+            f"adapter.{name} is {shortened(fields[name])}, but the adapter in {self.adapter.folder} has {shortened(value)}; "
+            f"remove {name}, because [adapter] from decides it"
+            for name, value in found
+            if name in fields and fields[name] != value
+        ]
+
+    @property
+    def remark(self) -> str:
+        """Remark if the adapter's folder names another base than the run's; empty otherwise."""
+        if self.adapter is None or not (named := plain(self.adapter.base_name, 100)):
+            return ""
+        ours = folder_name(self.folder)
+        if Path(named).name.lower() == Path(ours).name.lower():
+            return ""
+        return f"its folder says that it was trained on {named}, and the run's model is {ours}; an adapter fits its own base"
 
     def digest(self, piece_bytes: int) -> Hash:
         """Return the digest of the state before the first round: the weights, and zero momentum.  Caches the result."""
@@ -131,14 +161,15 @@ class FolderStart:
         checkpoints.load()
         if checkpoints.sizes():
             return
-        changed = PeerError(f"{self.folder} has changed while it was read; start the command again", ExitCode.INPUT)
+        source = self.folder if self.adapter is None else self.adapter.folder
+        changed = PeerError(f"{source} has changed while it was read; start the command again", ExitCode.INPUT)
         if self.digest(state.piece_bytes) != state.digest:
             raise changed
         leaves = self._leaves[state.piece_bytes]
         with told_as(ExitCode.RESOURCES, StoreFailed), told_as(ExitCode.INPUT, FolderError):
             part = checkpoints.begin(CheckpointName(0, genesis_tip(signed.run)), state.size_bytes)
             at = 0
-            for block in self._weights.values():
+            for block in self._values():
                 raw = block.astype("<f4", copy=False).tobytes()
                 part.view[at : at + len(raw)] = raw
                 at += len(raw)
@@ -146,15 +177,20 @@ class FolderStart:
                 raise changed
             checkpoints.publish(part, leaves)
 
+    def _values(self) -> Iterator[F32]:
+        return self._weights.values() if self.adapter is None else self.adapter.values()
+
     def _pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """Yield the state's bytes, piece after piece."""
         held = bytearray()
-        for block in self._weights.values():
+        for block in self._values():
             held += np.ascontiguousarray(block, "<f4").tobytes()
             while len(held) >= piece_bytes:
                 yield bytes(held[:piece_bytes])
                 del held[:piece_bytes]
-        momentum = (STATE_BYTES_PER_PARAMETER // 2) * self._weights.config.parameters
+        config = self._weights.config
+        count = config.parameters if self.adapter is None else adapter_parameters(config, self.adapter.adapter)
+        momentum = (STATE_BYTES_PER_PARAMETER // 2) * count
         zeros = bytes(piece_bytes)
         while momentum or held:
             added = min(momentum, piece_bytes - len(held))
@@ -238,9 +274,12 @@ class Brought:
         self._paths = {TOKENIZER: tokenizer} if tokenizer is not None else {}
         self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
         self._data = {name: _content(path) for name, path in self._paths.items()}
+        self._adapter_flaws = named.start.flaws(named.sections["adapter"]) if named.start and named.start.adapter else []
         self.sections: dict[str, dict[str, Any]] = {}
         if named.start is not None and "adapter" in named.sections:
             self.sections["base"] = named.start.base(named.sections["model"])
+            if named.start.adapter is not None:
+                self.sections["adapter"] = named.start.adapter.adapter.model_dump()
         if self.corpora is not None:
             self.sections["data"] = dict(self.corpora.section)
             self._data |= self.corpora.files
@@ -260,7 +299,7 @@ class Brought:
     @property
     def flaws(self) -> Sequence[str]:
         """Mistakes, as in `Start.flaws`."""
-        return self.corpora.flaws if self.corpora is not None else ()
+        return [*self._adapter_flaws, *(self.corpora.flaws if self.corpora is not None else ())]
 
     def digest(self, piece_bytes: int) -> Hash:
         """Return the digest as `Start.digest` describes."""
@@ -283,6 +322,8 @@ class Brought:
                 _check_environment(config, manifest.rl, tokenizer, tell)
         if TOKENIZER in self._paths and (said := loading_remark(manifest, self._paths[TOKENIZER])):
             tell("tokenizer", f"in exports, {said}")
+        if self._folder is not None and self._folder.remark:
+            tell("adapter", self._folder.remark)
         for remark in self.corpora.remarks if self.corpora is not None else ():
             tell(*remark)
 
@@ -323,9 +364,9 @@ class Brought:
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
         files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / FILES))
-        if self._folder is not None and signed.manifest.base is None:
+        if self._folder is not None and signed.manifest.genesis is not None:
             self._folder.keep(signed, data)
-        elif self._folder is not None and signed.manifest.base is not None:
+        if self._folder is not None and signed.manifest.base is not None:
             files.load()
             self._folder.keep_base(signed.manifest.base, files)
         for name, file in signed.manifest.files.items():
@@ -380,7 +421,7 @@ def sketched(path: Path) -> Brought | None:
 
 def _named_by(path: Path) -> _Named:
     sections = sections_of(path)
-    model, tokenizer = (_named(path, sections.get(name)) for name in ("model", "tokenizer"))
+    model, adapter, tokenizer = (_named(path, sections.get(name)) for name in ("model", "adapter", "tokenizer"))
     said = sections.get("tokenizer", {})
     if tokenizer is not None and tokenizer.is_dir():
         check_readable(tokenizer)
@@ -392,7 +433,12 @@ def _named_by(path: Path) -> _Named:
     if tokenizer is None and "tokenizer" in sections and isinstance(said, Mapping) and not {"file", "from"} & set(said):
         raise RunFileError(f'{path.name}: [tokenizer] names no file; add from = "tokenizer.json", or remove the section')
     tasks = _tasks(path, sections.get("rl"))
-    start = FolderStart(model) if model is not None else None
+    if adapter is not None and model is None:
+        raise RunFileError(
+            f"{path.name}: [adapter] from names an adapter, which needs the weights of its base; add [model] from with the "
+            "base's folder"
+        )
+    start = FolderStart(model, adapter) if model is not None else None
     section = sections.get("data", {})
     if tokenizer is None and "tokenizer" not in sections and (found := tokenizer_in(section, path.parent)) is not None:
         tokenizer, said = found[0], {"ends": found[1]}

@@ -79,7 +79,7 @@ class Replica:
     @property
     def _keeps_first(self) -> bool:
         """True if the state before the first round stays on disk, because members compare the model with it."""
-        return self.manifest.data.format == "preference"
+        return self.manifest.initial_bytes > 0
 
     def make_room(self) -> None:
         """Remove older checkpoints to make room for a new one.  Blocking."""

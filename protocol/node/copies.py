@@ -91,7 +91,7 @@ class CopyCensus:
         self._has_files, self._has_start = has_files, has_start
         manifest = corpora.manifest
         self._is_open = manifest.admission is Admission.OPEN
-        begins = manifest.data.format == "preference" and manifest.genesis is not None
+        begins = manifest.initial_bytes > 0 and manifest.genesis is not None
         self._files_bytes = sum(file.size for file in manifest.files.values())
         self._start_bytes = manifest.reference_bytes or (manifest.state_bytes if begins else 0)
         """Size of the weights with which the run compares its own; 0 if there are none."""

@@ -264,11 +264,6 @@ class RunManifest(Section, Body):
                 "adapter inner.optimizer",
                 'inner.optimizer is "muon", which is for whole matrices and not for factors; optimizer = "adamw" would do',
             )
-        if self.adapter is not None and self.initial_state:
-            yield (
-                "adapter initial_state",
-                "initial_state follows from the seed in a run with an adapter; remove initial_state",
-            )
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
             yield (
                 "tokenizer.ends model.vocab",

@@ -383,7 +383,8 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
         raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
     try:
         manifest = RunManifest.model_validate(derived(fields, tunes=tunes))
-        if start is not None and start.facts is not None and manifest.adapter is None:
+        has_values = manifest.adapter is None or (start is not None and "adapter" in start.sections)
+        if start is not None and start.facts is not None and has_values:
             manifest = manifest.model_copy(update={"initial_state": start.digest(manifest.checkpoint_chunk_bytes).hex()})
         manifest.encode()
     except (ValueError, OverflowError) as error:
@@ -409,7 +410,12 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
         found[section] = {key: value for key, value in said.items() if key not in BROUGHT.get(section, ("from",))} | dict(
             more
         )
-    for section, kind in (("model", "folder"), ("data", "file or folder"), ("tokenizer", "tokenizer.json")):
+    for section, kind in (
+        ("model", "folder"),
+        ("adapter", "folder"),
+        ("data", "file or folder"),
+        ("tokenizer", "tokenizer.json"),
+    ):
         given = found.get(section, fields.get(section))
         if isinstance(given, dict) and "from" in given:
             raise RunFileError(f"{name}: [{section}] from must be the path of a {kind}, in quotes; correct the path")
