@@ -6,6 +6,7 @@ They are used where they lie, because they are large.  They are only read, and e
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +14,30 @@ from typing import Any
 
 from kernels.outside_files import open_outside
 from protocol.blobs.store import BlobStore
+from protocol.formatting import plain
 from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection, BaseSection
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 MAX_CANDIDATES = 16
 """Most files of the cache that are read in search of one file."""
+_HUB_NAME = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/resolve/", re.ASCII)
+"""Beginning of a mirror's address at Hugging Face, with the name of the model."""
+
+
+def base_name(base: BaseSection) -> str:
+    """Return the name of a frozen model: that of its repository at Hugging Face if a mirror lies there, else its folder's.
+
+    Without both, it is "base".
+    """
+    found = (_HUB_NAME.match(mirror) for mirror in base.mirrors)
+    return next((match[1] for match in found if match), plain(base.name, 100) or "base")
+
+
+def folder_name(folder: Path) -> str:
+    """Return the name of a model's folder; in Hugging Face's cache, the name of its repository."""
+    *_, cached, snapshots, _ = ("", "", "", *Path(os.path.abspath(folder)).parts)
+    name = cached.removeprefix("models--").replace("--", "/", 1) if snapshots == "snapshots" else ""
+    return plain(name or Path(os.path.abspath(folder)).name, 100)
 
 
 def describe_file(path: Path) -> dict[str, Any]:

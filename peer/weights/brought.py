@@ -33,7 +33,7 @@ from peer.corpora.run_data import (
 )
 from peer.errors import ExitCode, PeerError, told_as
 from peer.paths import FILES, make_private, run_dir
-from peer.weights.base_files import describe_file, link_file
+from peer.weights.base_files import describe_file, folder_name, link_file
 from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import genesis_state
@@ -104,7 +104,8 @@ class FolderStart:
         if self._base is None:
             with told_as(ExitCode.INPUT, FolderError, OSError):
                 self._base = [describe_file(path) for path in self._weights.paths]
-        return {"files": self._base} | {key: fields[key] for key in BASE_FIELDS if key in fields}
+        named = {"name": folder_name(self.folder), "files": self._base}
+        return named | {key: fields[key] for key in BASE_FIELDS if key in fields}
 
     def keep_base(self, base: BaseSection, files: BlobStore) -> None:
         """Use the folder's files as those of the run on this computer; they stay where they are.

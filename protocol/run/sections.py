@@ -175,6 +175,8 @@ class BaseSection(Section):
 
     files: Annotated[list[BaseFileSection], Field(min_length=1, max_length=MAX_BASE_FILES)]
     """The files of the folder that define the model: config.json, and its weights as safetensors."""
+    name: Annotated[str, Field(max_length=100, pattern=PRINTABLE)] = ""
+    """Name of the folder, for people and for exports; empty if the organiser did not say one."""
     format: WeightFormatName = "bf16"
     """Format in which every peer holds the matrices: "bf16", "int8" or "int4"."""
     mirrors: Annotated[list[MirrorField], Field(max_length=MAX_MIRRORS)] = []

@@ -10,14 +10,14 @@ import pytest
 from peer.errors import PeerError
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
-from peer.weights.base_files import find_base
+from peer.weights.base_files import base_name, find_base, folder_name
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, StoreShelf, leaves_of
 from protocol.disk import Disk
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError
-from protocol.run.sections import FILE_CHUNK_BYTES
+from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection, BaseSection
 from tests.trainer.weights.models import LLAMA3, in_blocks, random_parameters
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -127,3 +127,26 @@ def test_an_adapter_needs_a_model_that_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('name = "talk"\ntotal_rounds = 10\n[adapter]\n')
     with pytest.raises(RunFileError, match=r"\[model\] from"):
         create_run(tmp_path / "run.toml", tmp_path / "data")
+
+
+FILE = BaseFileSection(path="config.json", size=1, root="0" * 64)
+HUB = "https://huggingface.co/Qwen/Qwen3-8B/resolve/b968826d9c46dd6066d109eabc6255188de91218"
+
+
+@pytest.mark.parametrize(
+    ("name", "mirrors", "called"),
+    [
+        ("folder", ["https://example.org/models", HUB], "Qwen/Qwen3-8B"),
+        ("folder", ["https://huggingface.co.example.org/a/b/resolve/main"], "folder"),
+        ("folder", ["https://huggingface.co/../b/resolve/main"], "folder"),
+        ("", [], "base"),
+    ],
+)
+def test_a_model_is_called_as_at_its_mirror_or_as_its_folder(name: str, mirrors: list[str], called: str) -> None:
+    assert base_name(BaseSection(files=[FILE], name=name, mirrors=mirrors)) == called
+
+
+def test_a_folder_of_the_cache_is_called_as_its_repository(tmp_path: Path) -> None:
+    assert folder_name(tmp_path / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "c0ffee") == "Qwen/Qwen3-8B"
+    assert folder_name(tmp_path / "Qwen3-8B" / ".") == folder_name(tmp_path / "Qwen3-8B/") == "Qwen3-8B"
+    assert base_name(created(tmp_path).manifest.base or BaseSection(files=[FILE])) == "base"
