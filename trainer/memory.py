@@ -351,8 +351,8 @@ def _step_bytes(config: TrainingConfig, tokens: int, bf16: bool, recomputed: int
     saved = tokens * _saved_bytes(model, bf16, recomputed)
     if config.adapter is not None:  # no gradient has the size of a matrix
         saved += tokens * _factor_bytes(config, model.layers - recomputed + bool(recomputed), bf16)
-        used = saved + max(logit_bytes * logits, tokens * 8 * (2 * model.dim + model.ffn))
-        return used + min(int(FACTORS_HELD * used), MAX_HELD_BYTES) + (2 if bf16 else 4) * logits
+        used = saved + tokens * 8 * (2 * model.dim + model.ffn)
+        return used + min(int(FACTORS_HELD * used), MAX_HELD_BYTES) + logit_bytes * logits
     loss = logit_bytes * logits + (6 if bf16 else 4) * embedding  # with the gradient of the output weights
     passing = tokens * 8 * (2 * model.dim + model.ffn) + 6 * model.ffn * model.dim  # gradients of a layer
     passing += 4 * embedding if model.tied else 0

@@ -162,7 +162,7 @@ class ChatSource:
                 return
             with TemporaryDirectory(prefix=".chat-", dir=make_private(self._data)) as place:
                 folder, manifest = Path(place) / "model", self._signed.manifest
-                done = export(self._signed, self._data, folder, "fp32", None, self._on_progress)
+                done = export(self._signed, self._data, folder, "fp32", None, self._on_progress, merged=True)
                 yield OpenedModel(WeightsFolder(folder), form_of_run(manifest, folder), "", done.state)
         except FolderError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error

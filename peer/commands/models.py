@@ -50,6 +50,12 @@ def register(subparsers: Subparsers) -> None:
     option(
         export, "--dtype", "number format: bf16, rounded (default), or fp32, exact", choices=["bf16", "fp32"], default="bf16"
     )
+    option(
+        export,
+        "--merged",
+        "of a run with an adapter, write the whole model with the factors added, instead of a folder of PEFT",
+        action="store_true",
+    )
     option(export, "--push hf:OWNER/NAME", "commit the newest state to this repository of a hub instead, with a model card")
     option(
         export,
@@ -208,11 +214,25 @@ def run_export(args: argparse.Namespace) -> int:
         raise PeerError("name a new folder for the model, or a repository with --push hf:OWNER/NAME", ExitCode.USAGE)
     run_id, folder = words[0] if len(words) == 2 else None, Path(words[-1]).absolute()
     signed = chosen_run(run_id, data)
-    done = export(signed, data, folder, args.dtype, args.checkpoint, share_reporter("writing"))
+    adapter, base = signed.manifest.adapter, signed.manifest.base
+    if args.merged and adapter is None:
+        raise PeerError("the run trains a whole model, so there is nothing to merge; leave --merged out", ExitCode.USAGE)
+    done = export(signed, data, folder, args.dtype, args.checkpoint, share_reporter("writing"), merged=args.merged)
     print(f"run         {signed.run.hex()} ({signed.manifest.name})")
     print(f"rounds      {done.state.rounds}" + (", the final state of the run" if done.state.is_final else ""))
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
+    if adapter is not None and not args.merged:
+        print(f"adapter     rank {adapter.rank}, for PEFT; --merged writes the whole model")
     print(f"folder      {folder} ({size(done.size_bytes)})")
+    if base is not None and base.format != "bf16":
+        print(
+            f"base        in {base.format}: the adapter was trained beside these values, "
+            + (
+                "to which it is added here"
+                if args.merged
+                else "and fits the published ones less well (--merged adds it to them)"
+            )
+        )
     if done.remark:
         print(f"tokenizer   {done.remark}")
     if not done.tokenizer:
@@ -233,9 +253,10 @@ def _push(args: argparse.Namespace, data: Path) -> int:
     from peer.hubs.repository import HubRepository, repository_name
     from peer.joining.run_source import chosen_run
 
-    if args.folder is not None or args.checkpoint is not None:
+    if args.folder is not None or args.checkpoint is not None or args.merged:
         raise PeerError(
-            "--push always takes the newest state and needs no FOLDER; leave out --checkpoint and FOLDER", ExitCode.USAGE
+            "--push always takes the newest state as it is and needs no FOLDER; leave out --checkpoint, --merged and FOLDER",
+            ExitCode.USAGE,
         )
     repository = HubRepository(repository_name(args.push))
     options = PushOptions(args.dtype, args.every, ATTEMPTS if args.every is None else None)
@@ -338,7 +359,7 @@ def _evaluated(args: argparse.Namespace) -> Iterator[tuple[str, Path, HeldOutOpt
     options = HeldOutOptions(args.tokens, length, documents or said.documents, args.device)
     with TemporaryDirectory(prefix=".eval-", dir=make_private(data)) as place:
         written = Path(place) / "model"
-        export(signed, data, written, "fp32", None, share_reporter("writing"))
+        export(signed, data, written, "fp32", None, share_reporter("writing"), merged=True)
         yield signed.run.hex(), written, options
 
 

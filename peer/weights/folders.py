@@ -22,19 +22,22 @@ from peer.errors import ExitCode, PeerError, told_as
 from peer.files import sync_folder
 from peer.paths import FILES, run_dir
 from peer.resources.computer import available_memory, free_gpu_memory
+from peer.weights.base_files import base_name
 from peer.weights.tokenizer_files import check_files, folder_tokenizer, take_tokenizer, write_tokenizer
 from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.disk import Disk
 from protocol.formatting import size
-from protocol.run.manifest import SignedManifest
+from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.sync.supplies import paths_of
 from protocol.wire.hashes import HASH_BYTES
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.weights.folder import WeightsFolder, json_in, write_folder
-from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
+from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged_blocks
+from trainer.weights.merging import merged as merged_models
+from trainer.weights.peft_folder import write_peft_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ def merge(
             write_folder(
                 unfinished,
                 first.config,
-                told(merged(folders, rule), first.config.parameters, on_progress),
+                told(merged_models(folders, rule), first.config.parameters, on_progress),
                 form,
                 context=first.config.context or CONTEXT,
                 eos=first.ends,
@@ -274,36 +277,36 @@ def export(
     dtype: str,
     checkpoint: int | None,
     on_progress: Callable[[float], None] = lambda share: None,
+    *,
+    merged: bool = False,
 ) -> Exported:
     """Write the model after `checkpoint` rounds, or the newest one, to the new folder `target`.  Raises `PeerError`.
 
-    dtype: "bf16" or "fp32".  on_progress: called repeatedly with the share written, from 0 to 1.
+    A run with an adapter gives a folder of PEFT.  merged: the factors are added to the frozen model, with the values that the
+    run computes with, in fp32, and the sum is rounded once.  dtype: "bf16" or "fp32".  on_progress: called repeatedly with
+    the share written, from 0 to 1.
     """
     check_target(target)
     manifest, form = signed.manifest, ExportFormat(dtype)
+    merged = merged and manifest.adapter is not None
     folder = run_dir(data, signed.run)
-    with told_as(ExitCode.INPUT, NotStored):
+    with told_as(ExitCode.INPUT, NotStored, FolderError):
         state = _stored_state(signed, folder, checkpoint)
         with published_as(target) as unfinished:
-            config = TrainingConfig.from_sections(manifest.trainer_sections()).model
+            files = paths_of(manifest, BlobStore(Disk(), folder / FILES))
+            sections = manifest.trainer_sections() | {"files": {name: str(path) for name, path in files.items()}}
+            config = TrainingConfig.from_sections(sections)
+            count = config.model.parameters if merged else config.parameters
             seeded: F32 | None = None
-            check_room(unfinished, (form.width + 4 * (state.start is None)) * manifest.parameters)
+            check_room(unfinished, form.width * count + (4 * manifest.parameters if state.start is None else 0))
             if state.start is None:  # the parameters of the run's seed, in a file rather than in memory
                 seeded = np.memmap(unfinished / ".initial", np.float32, "w+", shape=(manifest.parameters,))
-                initial_parameters(config, manifest.seed, seeded)
-            fetched = paths_of(manifest, BlobStore(Disk(), folder / FILES)).get(TOKENIZER)
+                initial_parameters(config.model, manifest.seed, seeded, config.adapter)
+            fetched = files.get(TOKENIZER)
             has_tokenizer = fetched is not None and fetched.is_file()
-            ends: Sequence[int] = (BYTES_EOS,) if manifest.model.vocab == BYTES_VOCABULARY else ()
-            if manifest.tokenizer is not None:
-                ends = manifest.tokenizer.ends
             remark = write_tokenizer(manifest, fetched, unfinished) if fetched is not None and has_tokenizer else ""
-            write_folder(
-                unfinished,
-                config,
-                told(state.parameters(seeded), manifest.parameters, on_progress),
-                form,
-                context=max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0),
-                eos=ends,
+            _write_weights(
+                unfinished, config, manifest, told(state.parameters(seeded), manifest.parameters, on_progress), form, merged
             )
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
@@ -311,7 +314,26 @@ def export(
             exported = ExportedState(signed.run.hex(), manifest.name, state.rounds, is_final)
             exported.write(unfinished)
             total = sum(path.stat().st_size for path in unfinished.iterdir())
-    return Exported(exported, manifest.parameters, total, has_tokenizer, remark)
+    return Exported(exported, count, total, has_tokenizer, remark)
+
+
+def _write_weights(
+    folder: Path, config: TrainingConfig, manifest: RunManifest, values: Iterator[F32], form: ExportFormat, merged: bool
+) -> None:
+    """Write the trained values as the files of a model, or of an adapter that is not merged into its frozen model."""
+    if config.adapter is not None:
+        if not merged:
+            assert manifest.base is not None
+            name = base_name(manifest.base)
+            return write_peft_folder(folder, config.model, config.adapter, values, form, base_name=name)
+        from trainer.weights.base import BaseFolder  # loads torch
+
+        values = merged_blocks(BaseFolder(config), config.adapter, values)
+    ends: Sequence[int] = (BYTES_EOS,) if manifest.model.vocab == BYTES_VOCABULARY else ()
+    if manifest.tokenizer is not None:
+        ends = manifest.tokenizer.ends
+    length = max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0)
+    write_folder(folder, config.model, values, form, context=length, eos=ends)
 
 
 def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) -> StoredState:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
 from tests.e2e.test_chats import CHATS, ROUNDS, make_model
+from trainer.weights.folder import WeightsFolder
+from trainer.weights.peft_folder import PeftFolder
 
 pytestmark = pytest.mark.slow
 
@@ -38,3 +43,18 @@ def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_pa
         assert len(fetched) == 2 + len(manifest.base.files) and all(event.complete for event in fetched)
         committed = guest.heard(ev.RoundCommitted)
         assert committed[-1].loss < committed[0].loss
+        said = swarm.command(guest.folder, "export", str(tmp_path / "peft"), "--dtype", "fp32")
+        assert "for PEFT" in said
+        base, written = WeightsFolder(tmp_path / "base"), PeftFolder(tmp_path / "peft", manifest.model)
+        assert written.adapter == manifest.adapter and written.base_name == "base"
+        factors = np.concatenate([*written.values()])
+        swarm.command(organiser.folder, "export", str(tmp_path / "again"), "--dtype", "fp32")
+        again = PeftFolder(tmp_path / "again", manifest.model)
+        assert np.array_equal(factors, np.concatenate([*again.values()])) and factors.any()
+        swarm.command(guest.folder, "export", str(tmp_path / "merged"), "--dtype", "fp32", "--merged")
+        merged = np.concatenate([*WeightsFolder(tmp_path / "merged").values()])
+        moved = np.abs(merged - np.concatenate([*base.values()]))
+        assert 0 < moved.max() < 0.5
+        command = [sys.executable, "-m", "peer", "chat", "--max-tokens", "3", "--data-dir", str(guest.folder)]
+        answer = subprocess.run(command, input="1?", env=swarm.environment, text=True, capture_output=True, timeout=120)
+        assert answer.returncode == 0 and answer.stdout, answer.stderr

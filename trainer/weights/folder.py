@@ -149,8 +149,8 @@ class WeightsFolder:
             yield np.concatenate(list(self.blocks(place.name)))
 
     def tensor(self, place: ParameterPlace) -> F32:
-        """Return a tensor in its shape. Raises `FolderError`."""
-        return np.concatenate([*self.blocks(place.name)]).reshape(place.shape)
+        """Return a tensor as it was published, in its shape and in fp32. Raises `FolderError`."""
+        return np.concatenate([*WeightsFolder.blocks(self, place.name)]).reshape(place.shape)
 
     def blocks(self, name: str) -> Iterator[F32]:
         """Yield the tensor of this name as `parameter_layout` names it, in flat blocks. Raises `FolderError` between two."""
