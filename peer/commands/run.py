@@ -102,7 +102,7 @@ def run_create(args: argparse.Namespace) -> int:
 
     from peer.files import write_atomically
     from peer.joining.inviting import friends_line, token_for_friends
-    from peer.joining.purpose import about_lines, purpose_lines, speed_here
+    from peer.joining.purpose import about_lines, adapter_words, purpose_lines, speed_here
     from peer.joining.run_source import create_run
     from peer.keyfile import load_or_create_identity
     from peer.resources.requirements import need_lines
@@ -118,7 +118,7 @@ def run_create(args: argparse.Namespace) -> int:
     if args.out:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
-    parameters = ("parameters", f"{manifest.parameters} ({amount(manifest.parameters)})")
+    parameters = ("parameters", f"{manifest.parameters} ({amount(manifest.parameters)}){adapter_words(manifest)}")
     purpose = purpose_lines(manifest, speed_here(manifest, data), me=manifest.organiser)
     for subject, said in [*about_lines(manifest), parameters, *need_lines(manifest), *purpose]:
         print(f"{subject:<12}{said}")
@@ -416,11 +416,12 @@ def _manifest_rows(signed: SignedManifest, data: Path, *, whole: bool) -> list[t
 
 
 def _needs(manifest: RunManifest, *, whole: bool) -> list[tuple[str, str]]:
-    from peer.joining.purpose import about_lines
+    from peer.joining.purpose import about_lines, adapter_words
     from peer.resources.requirements import need_lines
     from protocol.formatting import amount, many
 
-    model = f"{manifest.parameters} parameters ({amount(manifest.parameters)}), {many(manifest.chunks, 'chunk')} a round"
+    trained = f"{manifest.parameters} parameters ({amount(manifest.parameters)}){adapter_words(manifest)}"
+    model = f"{trained}, {many(manifest.chunks, 'chunk')} a round"
     round = f"{amount(manifest.counted_per_round)} tokens of each member in a round"
     return [*about_lines(manifest), ("model", f"{model}; {round}"), *need_lines(manifest, whole=whole)]
 

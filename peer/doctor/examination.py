@@ -20,6 +20,7 @@ from peer.doctor import checks, corpora
 from peer.doctor.checks import Check, CheckResult, flawed, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
+from peer.joining.purpose import adapter_words
 from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
 from peer.measurements.speeds import measure_lines, measure_training
@@ -344,7 +345,8 @@ def _run(found: Findings) -> list[Check]:
     if found.signed is None:
         return []
     manifest = found.signed.manifest
-    return [ok("run", f"{manifest.name} ({found.signed.run.hex()[:12]}), {manifest.parameters / 1e6:.1f} M parameters")]
+    trained = f"{manifest.parameters / 1e6:.1f} M parameters{adapter_words(manifest)}"
+    return [ok("run", f"{manifest.name} ({found.signed.run.hex()[:12]}), {trained}")]
 
 
 def estimate(pace: MeasuredPace, manifest: RunManifest, rates: Mapping[PeerId, float]) -> Check:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from peer.control.history import HeldOut
 from peer.joining.purpose import purpose_lines
+from peer.weights.base_files import base_name, is_hub_name
 from peer.weights.folders import ExportedState
 from peer.weights.tokenizer_files import PLAIN_CLASS
 from protocol.formatting import amount, plain
@@ -73,10 +74,11 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
     licence = [f"license: {json.dumps(word)}"] if word in LICENCES else ["license: other"] if word else []
     if name and word not in LICENCES:
         licence.append(f"license_name: {json.dumps(name)}")
+    base = base_name(manifest.base) if manifest.base is not None else ""
     lines = [
         "---",
         *licence,
-        "library_name: transformers",
+        *_library(base),
         "pipeline_tag: text-generation",
         "tags:",
         "- manyhands",
@@ -90,13 +92,14 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
         "|---|---|",
         *(f"| {subject} | {statement} |" for subject, statement in rows),
         "",
-        "Volunteers trained this model together, peer to peer, with Manyhands. Name, description and licence are the words "
-        "of the run's organiser.",
+        f"Volunteers trained this {'adapter' if base else 'model'} together, peer to peer, with Manyhands. Name, "
+        "description and licence are the words of the run's organiser.",
         "",
         "```python",
+        *["from peft import PeftModel"] * bool(base),
         f"from transformers import AutoModelForCausalLM{f', {PLAIN_CLASS}' * facts.tokenizer}",
         "",
-        f'model = AutoModelForCausalLM.from_pretrained("{repository}", revision="round-{state.rounds}")',
+        *_loaded(base, f'"{repository}", revision="round-{state.rounds}"'),
         *(
             [f'tokenizer = {PLAIN_CLASS}.from_pretrained("{repository}", revision="round-{state.rounds}")']
             if facts.tokenizer
@@ -105,6 +108,21 @@ def model_card(manifest: RunManifest, facts: CardFacts, repository: str) -> byte
         "```",
     ]
     return "\n".join([*lines, ""]).encode()
+
+
+def _library(base: str) -> list[str]:
+    """Return the lines of the front matter on the library; hubs refuse a base that can be no repository."""
+    if not base:
+        return ["library_name: transformers"]
+    return ["library_name: peft", *([f"base_model: {base}", "base_model_relation: adapter"] if is_hub_name(base) else [])]
+
+
+def _loaded(base: str, place: str) -> list[str]:
+    """Return the lines of Python that load the model.  place: the arguments that name the pushed state."""
+    if not base:
+        return [f"model = AutoModelForCausalLM.from_pretrained({place})"]
+    known = base if is_hub_name(base) else "FOLDER OF THE FROZEN MODEL"
+    return [f'base = AutoModelForCausalLM.from_pretrained("{known}")', f"model = PeftModel.from_pretrained(base, {place})"]
 
 
 ENTITIES = {"\\": "&#92;", "<": "&lt;", ">": "&gt;", "&": "&amp;"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from peer.formatting import MOST_EPOCHS, epochs_read, founders_alone, times_text
 from peer.resources.pace import TYPICAL, flops_a_token, kept_pace, run_s, typical_tokens_per_s
 from peer.resources.requirements import training_needs
+from peer.weights.base_files import base_name
 from protocol.chain.base import round_settings
 from protocol.chain.electorate import FEWEST_SEATED, Electorate
 from protocol.events.status import RunDefinition, RunMixture
@@ -73,6 +74,7 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         licence=about.licence,
         family=model.family,
         parameters=manifest.parameters,
+        frozen=manifest.model.parameters if manifest.adapter is not None else 0,
         layers=model.layers,
         dim=model.dim,
         begins_with_weights=bool(manifest.initial_state),
@@ -90,6 +92,11 @@ def run_definition(manifest: RunManifest) -> RunDefinition:
         requires=training_needs(manifest),
         prompts=manifest.samples.prompts if manifest.samples is not None else [],
     )
+
+
+def adapter_words(manifest: RunManifest) -> str:
+    """Return words that follow the number of trained parameters if they are an adapter's; empty otherwise."""
+    return f" of an adapter on {amount(manifest.model.parameters)} frozen ones" if manifest.adapter is not None else ""
 
 
 def about_lines(manifest: RunManifest) -> list[tuple[str, str]]:
@@ -289,12 +296,13 @@ def total_text(goal: Goal) -> str:
 
 
 def _trains(manifest: RunManifest) -> str:
-    model = manifest.model
+    model, adapter = manifest.model, manifest.adapter
     layers = many(model.layers, "layer")
     shape = f"{amount(model.parameters)} parameters ({model.family}, {layers} of {model.dim})"
-    if manifest.adapter is not None and manifest.base is not None:
-        frozen = f"a frozen model of {shape} in {manifest.base.format}"
-        return f"an adapter of rank {manifest.adapter.rank} ({amount(manifest.parameters)} values) beside {frozen}"
+    if adapter is not None and manifest.base is not None:
+        begins = " that goes on with another one" if manifest.initial_state else ""
+        what = f"an adapter of rank {adapter.rank} ({amount(manifest.parameters)} values){begins}"
+        return f"{what} beside the frozen model {base_name(manifest.base)}, {shape}, in {manifest.base.format}"
     return f"the weights of a folder: {shape}" if manifest.initial_state else f"a model of {shape} from scratch"
 
 

@@ -20,8 +20,8 @@ from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 MAX_CANDIDATES = 16
 """Most files of the cache that are read in search of one file."""
-_HUB_NAME = re.compile(r"https://huggingface\.co/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/resolve/", re.ASCII)
-"""Beginning of a mirror's address at Hugging Face, with the name of the model."""
+_HUB_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+"""Pattern of the name of a model's repository at Hugging Face."""
 
 
 def base_name(base: BaseSection) -> str:
@@ -29,8 +29,13 @@ def base_name(base: BaseSection) -> str:
 
     Without both, it is "base".
     """
-    found = (_HUB_NAME.match(mirror) for mirror in base.mirrors)
+    found = (re.match(rf"https://huggingface\.co/({_HUB_NAME})/resolve/", mirror, re.ASCII) for mirror in base.mirrors)
     return next((match[1] for match in found if match), plain(base.name, 100) or "base")
+
+
+def is_hub_name(name: str) -> bool:
+    """Return True if a name can be that of a repository at Hugging Face."""
+    return re.fullmatch(_HUB_NAME, name, re.ASCII) is not None
 
 
 def folder_name(folder: Path) -> str:

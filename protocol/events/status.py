@@ -200,7 +200,8 @@ class RunDefinition:
     """The run as its organiser signed it, for people.
 
     description, url, licence: the organiser's words, which nobody checks; empty if there are none.
-    family, parameters, layers, dim: the model.  begins_with_weights: true if it begins with weights trained before.
+    family, parameters, layers, dim: the model.  frozen: parameters of the frozen model of a run with an adapter, whose
+    values are `parameters` then; 0 in other runs.  begins_with_weights: true if it begins with weights trained before.
     rows: text, chat or preference.  sequence_length: tokens of a row.  is_local: true if each member reads data of its own.
     mixtures: mixtures of the sources, the first one from 0 tokens; empty without sources.  data_tokens: tokens of all
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
@@ -218,6 +219,7 @@ class RunDefinition:
     parameters: int
     layers: int
     dim: int
+    frozen: int = 0
     begins_with_weights: bool = False
     rows: str = "text"
     sequence_length: int

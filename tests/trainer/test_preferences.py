@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from protocol.corpora.manifest import CorpusKind
+from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
+from tests.trainer.weights.models import in_blocks
 from trainer.config import TrainingConfig
+from trainer.models.llama.initial import initial_parameters
 from trainer.rank_work import CourseName
 from trainer.reference import ReferenceLog
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 from trainer.worker import Done, Task, Worker
 
 ROW, PAIRS = 17, 48
@@ -139,3 +144,22 @@ def test_many_values_are_forgotten_when_other_work_begins(monkeypatch: pytest.Mo
     log.put([3], VALUES[:1])
     log.trim()
     assert log.missing([1, 2, 3]) == [1, 2, 3]
+
+
+def test_an_adapter_is_compared_with_its_frozen_model_whatever_it_began_with(folder: Path, tmp_path: Path) -> None:
+    """A run that goes on with an adapter has factors that are not 0 before its first round."""
+    base, adapter = tmp_path / "base", AdapterConfig(rank=4)
+    base.mkdir()
+    sections = small.run_sections(folder, {"a": 3, "b": 1}, format="preference", sequences_per_step=8, beta=0.5)
+    model = TrainingConfig.from_sections(sections).model
+    write_folder(base, model, in_blocks(small.theta()), ExportFormat.FP32, context=64, eos=None)
+    files = sections.get("files", {}) | {f"base/{path.name}": str(path) for path in base.iterdir()}
+    config = TrainingConfig.from_sections(sections | {"adapter": adapter.model_dump(), "files": files})
+    fresh = np.empty(adapter_parameters(model, adapter), np.float32)
+    initial_parameters(model, config.seed, fresh, adapter)
+    trained = np.random.default_rng(1).standard_normal(fresh.shape).astype(np.float32)
+    for number, theta in enumerate((fresh, trained)):
+        (tmp_path / str(number)).mkdir()
+        done = computed(Worker(config, small.CPU, tmp_path / str(number)), None, theta, round=0)
+        assert (done.loss == pytest.approx(np.log(2), abs=1e-5)) == (theta is fresh)
+        assert not (tmp_path / str(number) / "initial.bf16").exists()

@@ -47,7 +47,10 @@ def _facts(status: PeerStatus, facts: RunDefinition | None) -> list[tuple[str, s
     if facts is not None:
         start = "the weights of a folder" if facts.begins_with_weights else "from scratch"
         shape = f"{many(facts.layers, 'layer')} of {facts.dim}"
-        model = f"{clean(facts.family, 20)}, {amount(facts.parameters)} parameters ({shape}), {start}"
+        size = f"{amount(facts.parameters)} parameters ({shape}), {start}"
+        if facts.frozen:
+            size = f"adapter of {amount(facts.parameters)} values on {amount(facts.frozen)} parameters ({shape})"
+        model = f"{clean(facts.family, 20)}, {size}"
         rows.insert(0, ("model", model))
         rows += [("rate", _rate(status, facts)), ("data", _data(facts))]
         if epochs := epochs_read(facts, per_member=status.goal_unit == "rounds"):

@@ -10,9 +10,10 @@ import pytest
 from peer.control.history import HeldOut
 from peer.hubs.card import CardFacts, escaped, model_card
 from peer.weights.folders import ExportedState
+from protocol.formats.adapter import AdapterConfig
 from protocol.formatting import plain
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.run.sections import AboutSection
+from protocol.run.sections import AboutSection, BaseFileSection, BaseSection
 from tests.hostile_texts import HARMFUL, HOSTILE
 
 MARKUP = [
@@ -113,3 +114,24 @@ def test_licences_are_words_that_hubs_take(licence: str, told: dict[str, str]) -
 def test_a_run_without_a_licence_claims_none() -> None:
     front, _ = parsed(card_of(demo_manifest().manifest.model_copy(update={"about": None})))
     assert "license" not in front and "license_name" not in front
+
+
+@pytest.mark.parametrize(
+    ("name", "mirror", "base"),
+    [
+        ("Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B/resolve/main", "Qwen/Qwen3-8B"),
+        ("Qwen3-8B", "https://example.org/Qwen3-8B", None),
+        ('a/b"\n---\n# c', "https://example.org/x", None),
+    ],
+)
+def test_the_card_of_an_adapter_names_its_base_and_how_to_load_both(name: str, mirror: str, base: str | None) -> None:
+    file = BaseFileSection(path="config.json", size=1, root="0" * 64)
+    frozen = BaseSection.model_construct(files=[file], name=name, mirrors=[mirror], format="int4", share=True)
+    manifest = demo_manifest().manifest.model_copy(update={"adapter": AdapterConfig(rank=8), "base": frozen})
+    card = card_of(manifest)
+    front, body = parsed(card)
+    assert front["library_name"] == "peft" and front.get("base_model") == base
+    (code,) = (content for kind, content in tokens_of(body) if kind == "fence")
+    assert 'PeftModel.from_pretrained(base, "me/model", revision="round-120")' in code
+    assert f'AutoModelForCausalLM.from_pretrained("{base or "FOLDER OF THE FROZEN MODEL"}")' in code
+    assert "trained this adapter together" in body and "adapter of rank 8" in body
