@@ -282,9 +282,9 @@ def export(
 ) -> Exported:
     """Write the model after `checkpoint` rounds, or the newest one, to the new folder `target`.  Raises `PeerError`.
 
-    A run with an adapter gives a folder of PEFT.  merged: the factors are added to the frozen model, with the values that the
-    run computes with, in fp32, and the sum is rounded once.  dtype: "bf16" or "fp32".  on_progress: called repeatedly with
-    the share written, from 0 to 1.
+    A run with an adapter gives a folder of PEFT.  merged: the factors are added to the frozen model, with the values that
+    the run computes with, in fp32, and the sum is rounded once.  dtype: "bf16" or "fp32".  on_progress: called repeatedly
+    with the share written, from 0 to 1.
     """
     check_target(target)
     manifest, form = signed.manifest, ExportFormat(dtype)
