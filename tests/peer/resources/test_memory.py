@@ -62,14 +62,15 @@ EIGHT_BILLION = ModelConfig(
 
 def adapted(form: Literal["bf16", "int8", "int4"]) -> RunManifest:
     """A run with an adapter of rank 32 beside a model of 8.2 billion parameters, in rows of 2048 tokens."""
-    file = BaseFileSection(path="model.safetensors", size=16_381_470_720, root="0" * 64)
+    sizes = {"config.json": 700, "model.safetensors": 16_381_470_720}
+    files = [BaseFileSection(path=path, size=size, root="0" * 64) for path, size in sizes.items()]
     return RunManifest(
         name="adapted",
         organiser=BILLIONS.organiser,
         founders="anyone",
         model=EIGHT_BILLION,
         adapter=AdapterConfig(),
-        base=BaseSection(files=[file], format=form),
+        base=BaseSection(files=files, format=form),
         data=DataSection(sequence_length=2048, sequences_per_step=4),
         chunk_parameters=1 << 20,
         checkpoint_chunk_bytes=1 << 20,
