@@ -150,7 +150,7 @@ class Node:
     def _make_initial_weights(self, supplies: StateFetcher) -> InitialWeights | None:
         """Build the keeper of the weights with which preferences are compared; return None in other runs."""
         session, replica, folder = self._session, self._replica, self._settings.corpora.blocks
-        if replica.manifest.data.format != "preference" or folder is None:
+        if not replica.manifest.initial_bytes or folder is None:
             return None
         return InitialWeights(session, replica, supplies, self._offload, folder.with_name(INITIAL))
 
