@@ -48,7 +48,7 @@ def speed_here(manifest: RunManifest, data: Path) -> Speed | None:
 
 def assumed_rate(manifest: RunManifest) -> float:
     """Return the tokens per second that a simulation assumes of one member, whether the loss counts them or not."""
-    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
+    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.computed_parameters))
 
 
 def assumed_by(manifest: RunManifest) -> str:

@@ -42,7 +42,7 @@ class MeasuredPace:
 
     def computed_per_s(self, manifest: RunManifest) -> float:
         """Return the tokens per second that this computer would compute in a run, even if the loss does not count them."""
-        return self.flops / (FLOPS_A_PARAMETER * manifest.parameters)
+        return self.flops / (FLOPS_A_PARAMETER * manifest.computed_parameters)
 
     def tokens_per_s(self, manifest: RunManifest) -> float:
         """Return the tokens per second that this computer would train in a run; only tokens that the loss counts."""
@@ -132,7 +132,7 @@ async def keep_own_pace(folder: Path, status: Callable[[], NodeStatus], manifest
         now = status()
         if now.round and now.tokens_per_s > 0 and abs(now.tokens_per_s - kept) > CHANGE * kept:
             kept = now.tokens_per_s
-            await trio.to_thread.run_sync(keep_pace, folder, kept / share, manifest.parameters, "an earlier run")
+            await trio.to_thread.run_sync(keep_pace, folder, kept / share, manifest.computed_parameters, "an earlier run")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def round_s(manifest: RunManifest) -> float:
 def typical_tokens_per_s(manifest: RunManifest, computer: TypicalComputer) -> float:
     """Return the tokens per second that this kind of computer trains in a run; only tokens that the loss counts."""
     step_tokens = manifest.data.sequences_per_step * manifest.data.row_tokens
-    step_s = max(STEP_S, FLOPS_A_PARAMETER * manifest.parameters * step_tokens / computer.flops)
+    step_s = max(STEP_S, FLOPS_A_PARAMETER * manifest.computed_parameters * step_tokens / computer.flops)
     return step_tokens * manifest.data.counted_share / step_s
 
 

@@ -371,6 +371,12 @@ class RunManifest(Section, Body):
         return self.model.parameters if self.adapter is None else adapter_parameters(self.model, self.adapter)
 
     @property
+    def computed_parameters(self) -> int:
+        """Parameters by which the arithmetic of a token is estimated: a frozen one takes four operations, another one six."""
+        frozen = self.model.parameters if self.adapter is not None else 0
+        return self.parameters + 2 * frozen // 3
+
+    @property
     def files(self) -> dict[str, FileSection]:
         """The files that every peer of the run has, by name."""
         tokenizer = {TOKENIZER: self.tokenizer.file} if self.tokenizer is not None else {}
