@@ -372,7 +372,7 @@ class RunManifest(Section, Body):
 
     @property
     def computed_parameters(self) -> int:
-        """Parameters by which the arithmetic of a token is estimated: a frozen one takes four operations, another one six."""
+        """Number of parameters that give the arithmetic of a token: a frozen one takes four operations, another one six."""
         frozen = self.model.parameters if self.adapter is not None else 0
         return self.parameters + 2 * frozen // 3
 
