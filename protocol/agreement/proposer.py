@@ -277,11 +277,11 @@ class Proposer:
             return []
         self._mine = mine = OwnAttempt(ballot, [*view_changes.values()], now, plan)
         if lock is not None:
-            return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
+            return self._put(mine, lock.record, lock.index, lock.provenance, now, lock.proof)
         assert plan is not None
         result = self._state.results.get(plan_hash(plan))
         if result is not None:
-            return self._put_result(mine, plan, *result, now)
+            return self._put(mine, self._record(plan, result[0]), *result, now)
         mine.asks = all(member.peer != self._state.me for member in plan.members)
         return [Send(mine.audience(), self._proposal(mine, plan))]
 
@@ -316,7 +316,12 @@ class Proposer:
         if state.is_false(entries):
             return []
         state.note_result(plan, entries, provenance, now)
-        return self._put_when_known(plan, now)
+        mine = self._mine
+        if mine is None or not self.is_proposing or mine.record_proposal is not None:
+            return []
+        if mine.plan is None or plan_hash(mine.plan) != plan:
+            return []
+        return self._put(mine, self._record(mine.plan, entries), entries, provenance, now)
 
     def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
         """Propose the record of the result that a member reports, if our proposal asked for it and we have none.
@@ -335,7 +340,7 @@ class Proposer:
         if not self._is_sound(report, plan):
             self._false_reporters.add(sender)
             return [Reject(sender, Report.KIND, "its result has another plan, or averages that no member signed")]
-        return self._put_result(mine, plan, report.index, report.provenance, now)
+        return self._put(mine, self._record(plan, report.index), report.index, report.provenance, now)
 
     def _is_sound(self, report: Report, plan: Plan) -> bool:
         """Return True if this can be the result of the plan and members signed all averages, at 0.1 ms a signature."""
@@ -348,29 +353,16 @@ class Proposer:
             for chunk, entry in enumerate(index)
         )
 
-    def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:
-        state, mine = self._state, self._mine
-        if mine is None or mine.plan is None or mine.record_proposal is not None or plan_hash(mine.plan) != plan:
-            return []
-        if mine.ballot.attempt != state.attempt:
-            return []
-        return self._put_result(mine, mine.plan, *state.results[plan], now)
-
-    def _put_result(
-        self, mine: OwnAttempt, plan: Plan, entries: Sequence[ChunkEntry], provenance: Provenance, now: float
-    ) -> list[RoundEffect]:
-        return self._put(mine, self._record(plan, entries), entries, provenance, None, now)
-
     def _put(
         self,
         mine: OwnAttempt,
         record: Record,
         index: Sequence[ChunkEntry],
         provenance: Provenance,
-        proof: Certificate | None,
         now: float,
+        proof: Certificate | None = None,
     ) -> list[RoundEffect]:
-        """Propose a record."""
+        """Propose a record.  proof: the proof of the lock that it carries on, if it does."""
         mine.record_proposal = RecordProposal(
             attempt=mine.ballot.attempt,
             absent=list(mine.ballot.absent),
