@@ -43,7 +43,7 @@ from protocol.formatting import clean
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.run_file import RunFileError, sections_of
 from protocol.run.sections import EXAMPLES, MAX_FILE_BYTES, SOURCE, TASKS, TOKENIZER, RlSection, reads_builtin
-from protocol.sync.supplies import file_section, keep_file
+from protocol.sync.fetchers import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
