@@ -18,17 +18,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.neighbours import events
 from peer.joining.run_source import create_run
 from peer.resources.computer import Need, memory_need, multiplies_bf16
+from protocol.formats.model import ModelConfig
 from trainer.memory import TrainerSetup
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 LOOK_EVERY_S = 0.01
 END_DEADLINE_S = 60.0
-PAIRS = "pairs.jsonl"
+PAIRS, BASE = "pairs.jsonl", "base"
 ROUNDS = "[rounds]\ninner_steps = {steps}\ngrace_s = 1.0\n"
 FP32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 """Environment without instructions for bf16, on a computer that has them."""
@@ -36,17 +41,42 @@ FP32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration.  file: sections of the run file.  options: options of the command.  environment: the variables."""
+    """A configuration.
+
+    file: sections of the run file.  options: options of the command.  environment: the variables.  base: shape of the frozen
+    model in the folder `BASE`, with random weights; empty if there is none.
+    """
 
     file: str
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     steps: int = 2
+    base: Mapping[str, Any] = field(default_factory=dict)
 
 
 SMALL = "[model]\ndim = 512\nlayers = 10\n"
 PREFERENCES = f'[data]\nformat = "preference"\nfrom = "{PAIRS}"\nsequence_length = 512\nsequences_per_step = 4\n'
+FROZEN = {"vocab": 256, "dim": 512, "layers": 10, "heads": 8, "kv_heads": 4, "ffn": 1408}
+
+
+def adapted(name: str, adapter: str = "rank = 32\n", **shape: Any) -> Case:
+    """Return a run that trains factors beside a frozen model, in fp32."""
+    rows = "[data]\nsequence_length = {}\nsequences_per_step = {}\n"
+    data = {"short": rows.format(256, 4), "long": rows.format(4096, 1), "pairs": PREFERENCES}[name]
+    return Case(f'[model]\nfrom = "{BASE}"\n[adapter]\n{adapter}{data}', (), FP32, base=FROZEN | shape)
+
+
 CASES = {
+    "adapter of 30M": adapted("short"),
+    "adapter of 30M, rank 8": adapted("short", "rank = 8\n"),
+    "adapter of 30M, rank 256": adapted("short", "rank = 256\n"),
+    "adapter of 30M, attention only": adapted("short", 'targets = "attention"\n'),
+    "adapter of 30M, rows of 4096": adapted("long"),
+    "adapter of 30M, preferences": adapted("pairs"),
+    "adapter of 59M": adapted("short", layers=20),
+    "adapter of 118M": adapted("short", dim=1024, ffn=2816, heads=16, kv_heads=8),
+    "adapter of 47M, a vocabulary of 32k": adapted("short", vocab=32_000),
+    "adapter of 63M, untied, a vocabulary of 32k": adapted("short", vocab=32_000, tied=False),
     "30M": Case(SMALL),
     "30M, fp32": Case(SMALL, environment=FP32),
     "30M, 2 ranks": Case(SMALL, ("--processes", "2")),
@@ -98,11 +128,22 @@ def write_pairs(path: Path) -> None:
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
 
+def write_base(folder: Path, model: ModelConfig) -> None:
+    """Write a model with random weights as a Hugging Face folder."""
+    draws = np.random.default_rng(7)
+    sizes = [1 << 20] * (model.parameters >> 20) + [model.parameters & ((1 << 20) - 1)]
+    blocks = (0.02 * draws.standard_normal(size, np.float32) for size in sizes if size)
+    folder.mkdir()
+    write_folder(folder, model, blocks, ExportFormat.BF16, context=8192, eos=None)
+
+
 def measure(what: str, case: Case, patience_s: float) -> tuple[int, Need, Peak]:
     """Return (parameters, estimate, peak) of one round."""
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         file, log = Path(folder) / "run.toml", Path(folder) / "log"
         write_pairs(Path(folder) / PAIRS)
+        if case.base:
+            write_base(Path(folder) / BASE, ModelConfig.from_mapping(case.base))
         file.write_text(f'name = "memory"\n{case.file}{ROUNDS.format(steps=case.steps)}')
         manifest = create_run(file, Path(folder) / "peer").manifest
         command = [sys.executable, "-m", "peer", "join", str(file), "--headless", "--log-format", "json", "--local"]

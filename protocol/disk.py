@@ -206,6 +206,16 @@ class Disk:
         if self.durable:
             mapping.flush()
 
+    def link(self, source: Path, path: Path) -> None:
+        """Make `path` a link to a file elsewhere, which is only read; durable on return.  Raises `StoreFailed`."""
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(source.resolve(strict=True))
+            self.rename(temporary, path)
+        except OSError as error:
+            raise _sentence(error, path) from error
+
     def rename(self, source: Path, target: Path) -> None:
         """Rename `source` to `target`, replacing it; durable on return."""
         self.move(source, target)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.formats.adapter import AdapterConfig, WeightFormatName, adapter_parameters
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import Section
@@ -56,6 +57,8 @@ class TrainingConfig:
     to have torch compile the layers or not, "auto" to compile them on a GPU. offload: True if parameters, gradients and
     moments lie in the memory of the computer, and layers are copied to a GPU when it computes them. fragments: of the state;
     a round has a contribution to one of them. delay: steps that may be done before the result of the last round is needed.
+    adapter: factors that are trained while the model stays as it is; None if the whole model is trained. base_format: format
+    of the model's matrices then.
     """
 
     seed: int
@@ -76,13 +79,16 @@ class TrainingConfig:
     offload: bool = False
     fragments: int = 1
     delay: int = 0
+    adapter: AdapterConfig | None = None
+    base_format: WeightFormatName = "bf16"
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, chunk_parameters, codec}` of a manifest.
 
-        A streamed run adds `{fragments, delay}`, an RL run `{rl, environment}`, and a run with a tokenizer or prompts
-        `tokenizer` or `samples`; the peer adds `files`, `blocks`, `spares_memory`, `compiles` and `offload`.
+        A streamed run adds `{fragments, delay}`, a run with an adapter `{adapter, base_format}`, an RL run
+        `{rl, environment}`, and a run with a tokenizer or prompts `tokenizer` or `samples`; the peer adds `files`, `blocks`,
+        `spares_memory`, `compiles` and `offload`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -103,7 +109,14 @@ class TrainingConfig:
             offload=bool(sections.get("offload", False)),
             fragments=int(sections.get("fragments", 1)),
             delay=int(sections.get("delay", 0)),
+            adapter=AdapterConfig.from_mapping(sections["adapter"]) if "adapter" in sections else None,
+            base_format=sections.get("base_format", "bf16"),
         )
+
+    @property
+    def parameters(self) -> int:
+        """Number of values that are trained: the model's, or the adapter's."""
+        return self.model.parameters if self.adapter is None else adapter_parameters(self.model, self.adapter)
 
     @property
     def is_streamed(self) -> bool:

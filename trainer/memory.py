@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.formats.adapter import PROJECTIONS
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
@@ -111,27 +112,28 @@ def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWor
     the versions of an RL run, and verifies.
     """
     model, rl = config.model, config.rl
-    reading = _with_processes(setup, _state_bytes(config), _reading_bytes(config, setup))
+    frozen = _frozen_bytes(config, setup)
+    reading = _with_processes(setup, _state_bytes(config), _reading_bytes(config, setup) + frozen)
     if rl is None:
         return reading
     is_cpu = setup.device == "cpu"
-    width, state = 4 if is_cpu else 2, STATE_BYTES * model.parameters
-    versions = (rl.max_async + SPARE_VERSIONS) * 2 * model.parameters
+    width, state = 4 if is_cpu else 2, STATE_BYTES * config.parameters
+    versions = (rl.max_async + SPARE_VERSIONS) * 2 * config.parameters
     match work:
         case TrainerWork.GENERATE:
             # the weights, on a CPU also the next ones; a sequence has at most as many tokens as a row, in which it is packed
-            weights = (2 * 4 if is_cpu else 2) * model.parameters
+            weights = (2 * 4 if is_cpu else 2) * config.parameters + frozen
             passing = PREFILL_TOKENS * _passing_values(model) * 4 + SLOTS * model.vocab * CHOICE_BYTES
             generating = weights + _cache_bytes(model, SLOTS * (rl.row_tokens + 2), width) + passing
             found = [_with_processes(setup, 0, generating)]
         case TrainerWork.VERIFY:
-            found = [_with_processes(setup, 0, _verifying_bytes(model, rl, width))]
+            found = [_with_processes(setup, 0, _verifying_bytes(config, rl, width) + frozen)]
         case TrainerWork.TRAIN:
             most = max(rl.row_tokens, rl.micro_batch_tokens)
             rows = most if is_cpu else rl.row_tokens  # a CPU's micro-batch has its whole size, a GPU's at least one row
-            step = _step_bytes(model, rows, setup.has_bf16, logit_bytes=POLICY_LOGIT_BYTES) + _copied_bytes(model, setup)
-            step = max(step, _comparing_bytes(model, most, setup.device) if rl.kl_weight else 0)
-            verifying, idle = _verifying_bytes(model, rl, width), _with_processes(setup, state, 0)
+            step = _step_bytes(config, rows, setup.has_bf16, logit_bytes=POLICY_LOGIT_BYTES) + _copied_bytes(config, setup)
+            step = max(step, _comparing_bytes(config, most, setup.device) if rl.kl_weight else 0) + frozen
+            verifying, idle = _verifying_bytes(config, rl, width) + frozen, _with_processes(setup, state, 0)
             beside = (idle.host + verifying, 0) if is_cpu else (idle.host, idle.device + verifying)
             found = [reading, _with_processes(setup, state, step), TrainerMemory(*beside)]
     host, device = max(each.host for each in found), max(each.device for each in found)
@@ -155,23 +157,29 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
     logit_bytes = (
         PREFERENCE_LOGIT_BYTES if unit == 2 else (GPU_LOGIT_BYTES if setup.device != "cpu" else 2 if setup.bf16 else 4)
     )
-    needed = _step_bytes(model, rows * length, setup.has_bf16, plan.recomputed, logit_bytes) + _copied_bytes(model, setup)
+    needed = _step_bytes(config, rows * length, setup.has_bf16, plan.recomputed, logit_bytes) + _copied_bytes(config, setup)
     if plan.recomputed and setup.device == "cpu":
         needed += 0 if setup.is_sharded else COMPILER_BYTES
         needed += rows * length * _layer_bytes(model, setup.bf16)  # at other addresses than in its first computation
     if unit == 2:  # a CPU's allocator keeps what this took
-        comparing = _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), setup.device)
+        comparing = _comparing_bytes(config, max(REFERENCE_TOKENS, unit * length), setup.device)
         needed = needed + comparing if setup.device == "cpu" else max(needed, comparing)
     return needed
 
 
-def _copied_bytes(model: ModelConfig, setup: TrainerSetup) -> int:
+def _frozen_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
+    """Return the memory of the frozen model in a process of a run with an adapter: in the precision of products."""
+    return (2 if setup.has_bf16 else 4) * config.model.parameters if config.adapter is not None else 0
+
+
+def _copied_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
     """Return the memory of copies of parameters: copies in bf16, or tensors that a rank gathers, with their gradients.
 
     A rank gathers the tensors outside the layers, the layer that is computed, and the next one.
     """
-    if not setup.is_sharded:
-        return 2 * model.parameters if setup.has_bf16 else 0
+    if not setup.is_sharded or config.adapter is not None:
+        return 2 * config.parameters if setup.has_bf16 else 0
+    model = config.model
     ends, width = _values_outside_layers(model), 2 if setup.has_bf16 else 4
     layer = (model.parameters - ends) // model.layers
     return (ends + 2 * layer) * 2 * width + max(ends, layer) * 4
@@ -219,9 +227,9 @@ def _state_bytes(config: TrainingConfig) -> int:
     Embeddings and output weights are AdamW's in any case.
     """
     model = config.model
-    kept = 4 * -(-model.parameters // config.fragments) if config.is_streamed else 0
+    kept = 4 * -(-config.parameters // config.fragments) if config.is_streamed else 0
     if config.inner.optimizer == "adamw":
-        return STATE_BYTES * model.parameters + kept
+        return STATE_BYTES * config.parameters + kept
     ends = _values_outside_layers(model)
     return STATE_BYTES * ends + MUON_STATE_BYTES * (model.parameters - ends) + kept
 
@@ -259,6 +267,17 @@ def _layer_bytes(model: ModelConfig, bf16: bool) -> int:
     return 4 * sums + width * products
 
 
+def _factor_bytes(config: TrainingConfig, layers: int, bf16: bool) -> int:
+    """Return the bytes per token by which layers with factors keep more than `_saved_bytes`; may be negative.
+
+    They keep the product with A of each projection that has factors, and not the inputs of frozen projections.
+    """
+    model, adapter = config.model, config.adapter
+    assert adapter is not None
+    unkept = {"all": 0, "attention": model.dim + model.ffn, "mlp": model.dim}[adapter.targets]
+    return layers * (len(PROJECTIONS[adapter.targets]) * adapter.rank - unkept) * (2 if bf16 else 4)
+
+
 def _cache_bytes(model: ModelConfig, rows: int, width: int) -> int:
     """Return the memory of the keys and values, the tokens and the hidden states of a generator's rows."""
     return 2 * model.layers * rows * model.kv_width * width + rows * (8 + 2 * model.dim)
@@ -278,20 +297,21 @@ def generator_memory(model: ModelConfig, length: int, device: str) -> TrainerMem
     return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + needed)
 
 
-def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """Return the memory of verifying: an fp32 copy of the weights if needed, and a pass over some rollouts."""
-    weights = 4 * model.parameters if width == 4 else 0
+def _verifying_bytes(config: TrainingConfig, rl: RlConfig, width: int) -> int:
+    """Return the memory of verifying: an fp32 copy of a version if needed, and a pass over some rollouts."""
+    model, weights = config.model, 4 * config.parameters if width == 4 else 0
     tokens = max(rl.micro_batch_tokens, rl.row_tokens)
     judged = min(rl.max_tokens, tokens) * model.vocab * (CHOICE_BYTES + 16)
     return weights + tokens * _passing_values(model) * 4 + judged
 
 
-def _comparing_bytes(model: ModelConfig, tokens: int, device: str) -> int:
+def _comparing_bytes(config: TrainingConfig, tokens: int, device: str) -> int:
     """Return the memory of a pass with the reference weights over `tokens` tokens, before the first step.
 
-    The weights take the place of the gradient; on a CPU the file from which they are read also counts.
+    The weights take the place of the gradient; on a CPU the file from which they are read also counts.  A model with factors
+    needs none.
     """
-    weights = 2 * model.parameters if device == "cpu" else 0
+    model, weights = config.model, 2 * config.parameters if device == "cpu" and config.adapter is None else 0
     return weights + tokens * _passing_values(model) * 4 + POLICY_LOGIT_BYTES * _logits(model, tokens)
 
 
@@ -305,13 +325,18 @@ def _logits(model: ModelConfig, tokens: int) -> int:
     return min(tokens, LOSS_TOKENS, max(1, LOSS_LOGITS // model.vocab)) * model.vocab
 
 
-def _step_bytes(model: ModelConfig, tokens: int, bf16: bool, recomputed: int = 0, logit_bytes: int = 4) -> int:
+def _step_bytes(config: TrainingConfig, tokens: int, bf16: bool, recomputed: int = 0, logit_bytes: int = 4) -> int:
     """Return the peak memory of a forward and backward pass besides parameters and gradients.
 
     recomputed: layers that are computed again.  logit_bytes: bytes held per logit in one chunk of the loss.
     """
+    model = config.model
     embedding, logits = model.vocab * model.dim, _logits(model, tokens)
     saved = tokens * _saved_bytes(model, bf16, recomputed)
+    if config.adapter is not None:  # no gradient has the size of a matrix
+        saved += tokens * _factor_bytes(config, model.layers - recomputed + bool(recomputed), bf16)
+        used = saved + max(logit_bytes * logits, tokens * 8 * (2 * model.dim + model.ffn))
+        return used + min(int(HELD * used), MAX_HELD_BYTES) + (2 if bf16 else 4) * logits
     loss = logit_bytes * logits + (6 if bf16 else 4) * embedding  # with the gradient of the output weights
     passing = tokens * 8 * (2 * model.dim + model.ffn) + 6 * model.ffn * model.dim  # gradients of a layer
     passing += 4 * embedding if model.tied else 0

@@ -27,7 +27,7 @@ from protocol.formats.model import ParameterPlace
 from trainer.device import on_device
 from trainer.extras import install_command
 from trainer.models.llama.model import Decoder
-from trainer.reference import ReferenceWeights
+from trainer.reference import Reference
 
 F32 = npt.NDArray[np.float32]
 
@@ -108,7 +108,7 @@ class LocalParameters(ABC):
         """
 
     @abstractmethod
-    def show(self, theta: F32 | ReferenceWeights) -> Decoder:
+    def show(self, theta: F32 | Reference) -> Decoder:
         """Return a model with the parameters `theta`, to be used without gradients and not in a step; then call `hide`.
 
         No memory is needed: parameters on the device take the place of the gradient, which is unused between two steps.
@@ -185,9 +185,9 @@ class WholeParameters(LocalParameters):
         shift(self.model.flat[span.start : span.stop], self._kept, theta[span.start : span.stop])
         self._kept = None
 
-    def show(self, theta: F32 | ReferenceWeights) -> Decoder:
+    def show(self, theta: F32 | Reference) -> Decoder:
         """Return a model over the memory in which theta lies, on a CPU; otherwise over a copy."""
-        if not self.shows_in_place or isinstance(theta, ReferenceWeights):
+        if not self.shows_in_place or not isinstance(theta, np.ndarray):
             load(theta, self.model.gradient)
             return self.model.over(self.model.gradient)
         if self._shown is None or self._shown[0] is not theta:
@@ -213,7 +213,7 @@ def reads_where_it_lies(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def load(theta: F32 | ReferenceWeights, into: Tensor) -> None:
+def load(theta: F32 | Reference, into: Tensor) -> None:
     """Copy the parameters to `into`, on any device, block by block."""
     assert theta.shape == into.shape
     for start in range(0, len(theta), LOAD_BLOCK):

@@ -45,7 +45,7 @@ from trainer.optim import (
 )
 from trainer.parameters import F32, LocalParameters
 from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks
-from trainer.reference import ReferenceWeights
+from trainer.reference import ReferenceWeights, ZeroFactors
 from trainer.rl.policy import PolicyObjective, adamw_config
 from trainer.samples import next_tokens
 
@@ -85,7 +85,7 @@ def layouts_of(config: TrainingConfig) -> Layouts:
     Raises ValueError for an unknown codec.
     """
     codec = codec_named(config.codec)
-    values = fragment_length(config.model.parameters, codec.block, config.fragments)
+    values = fragment_length(config.parameters, codec.block, config.fragments)
     return chunk_layouts(codec, values, config.chunk_parameters)
 
 
@@ -109,7 +109,7 @@ class RankWork:
         ranks: None for this process alone.
         """
         self.parameters, self.layouts = parameters, layouts
-        count = parameters.model.config.parameters
+        count = parameters.model.count
         self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
         """Remainder of earlier contributions, in the flat vector; memory is taken only for this rank's rows."""
         self._courses, self._name = courses, next(iter(courses))
@@ -169,7 +169,7 @@ class RankWork:
             self._ranks.collect(None)
 
     def _span(self, fragment: int) -> range:
-        return fragment_span(self.parameters.model.config.parameters, self.layouts.contribution.length, fragment)
+        return fragment_span(self.parameters.model.count, self.layouts.contribution.length, fragment)
 
     def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows, as `InnerLoop.step` does."""
@@ -188,8 +188,12 @@ class RankWork:
             self._ranks.collect(None)
 
     def show_reference(self, path: str) -> None:
-        """Use the reference weights in a file as `show` does.  Raises ValueError and OSError, for all ranks or none."""
-        weights = ReferenceWeights(Path(path), self.parameters.model.config.parameters)
+        """Use the reference weights in a file as `show` does; of a model with factors, the frozen model alone.
+
+        Raises ValueError and OSError, for all ranks or none.
+        """
+        model = self.parameters.model
+        weights = ReferenceWeights(Path(path), model.count) if model.base is None else ZeroFactors(model.count)
         with self._ranks.operation("show_reference", path):
             self._shown = self.parameters.show(weights)
             self._ranks.collect(None)
@@ -285,7 +289,7 @@ def serve(fd: int, theta_fd: int, contribution_fd: int) -> int:
     order: RankOrder = inbox.next()
     try:
         work = _joined(order, connection)
-        count = order.config.model.parameters
+        count = order.config.parameters
         theta: F32 = np.frombuffer(mmap.mmap(theta_fd, 4 * count, access=mmap.ACCESS_READ), dtype="<f4", count=count)
         out = memoryview(mmap.mmap(contribution_fd, work.layouts.contribution.payload_bytes))
         while True:

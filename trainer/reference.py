@@ -48,6 +48,25 @@ class ReferenceWeights:
         return values
 
 
+class ZeroFactors:
+    """Factors that are 0, with which a model is its frozen base.  shape: (n,)."""
+
+    def __init__(self, count: int) -> None:
+        self.shape = (count,)
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return self.shape[0]
+
+    def __getitem__(self, span: slice) -> F32:
+        """Return some of the values in fp32."""
+        return np.zeros(len(range(*span.indices(len(self)))), np.float32)
+
+
+Reference = ReferenceWeights | ZeroFactors
+"""Weights with which a model is compared."""
+
+
 def write_reference(path: Path, theta: F32) -> None:
     """Write parameters as reference weights, atomically.  Raises OSError."""
     unfinished = path.with_name(f".{path.name}.new")

@@ -45,7 +45,7 @@ from trainer.parameters import (
     TensorShard,
     shift,
 )
-from trainer.reference import ReferenceWeights
+from trainer.reference import Reference
 
 PROOF_BYTES = 32
 
@@ -142,7 +142,7 @@ class ShardedParameters(LocalParameters):
             at += values.numel()
         super().__init__(model, shards)
 
-    def load(self, theta: F32 | ReferenceWeights) -> None:
+    def load(self, theta: F32 | Reference) -> None:
         """Set the parameters to this rank's parts of `theta`."""
         assert theta.shape == (self.model.config.parameters,)
         self._gather_nothing()
@@ -164,7 +164,7 @@ class ShardedParameters(LocalParameters):
             shift(values, kept, theta[start:stop])
         self._kept = []
 
-    def show(self, theta: F32 | ReferenceWeights) -> Decoder:
+    def show(self, theta: F32 | Reference) -> Decoder:
         """Return the model with the parameters `theta`; its own parameters take the place of the gradient."""
         self._gather_nothing()
         for shard in self.shards:

@@ -35,6 +35,7 @@ from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import INITIAL, ReferenceLog, write_reference
 from trainer.samples import Samples
+from trainer.weights.base import load_base
 
 
 class BeyondLimits(NotFinite):
@@ -203,7 +204,7 @@ class Worker:
         self.work.take(CourseName.ROWS)
         if self._compares:
             leases = chain.from_iterable(range(start, end) for start, end in task.rows)
-            if task.round == 0 and not task.reference and self._initial is not None:
+            if task.round == 0 and not task.reference and self._initial is not None and self.model.base is None:
                 write_reference(self._initial, theta)
             self._compare(list(islice(leases, task.steps * count)), task.reference, between)
         owes = task.continues
@@ -255,8 +256,8 @@ class Worker:
     def _compare(self, windows: Sequence[int], path: str, between: Between, *, held_out: bool = False) -> None:
         """Compute the unknown log-probabilities of preferences under the reference weights.
 
-        path: path of the reference weights; empty for the initial weights that this trainer has kept since round 0.  Raises
-        ValueError if the weights are needed and there are none.
+        path: path of the reference weights; empty for the initial weights that this trainer has kept since round 0.  A model
+        with factors is compared with its frozen base.  Raises ValueError if the weights are needed and there are none.
         """
         if not self._compares:
             return
@@ -266,7 +267,7 @@ class Worker:
         missing = self._log.missing(pairs)
         if not path and self._initial is not None and self._initial.exists():
             path = str(self._initial)
-        if missing and not path:
+        if missing and not path and self.model.base is None:
             raise ValueError(
                 "preferences are compared with the weights at the beginning of the run, which are missing on this computer"
             )
@@ -330,6 +331,7 @@ def _parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype
         from trainer.sharding import sharded_parameters  # loads torch's FSDP
 
         return sharded_parameters(config.model, device, dtype, offload=config.offload)
-    model = Decoder(config.model, device)
+    base = load_base(config, device, dtype) if config.adapter is not None else None
+    model = Decoder(config.model, device, base=base)
     model.compute_dtype = dtype
     return WholeParameters(model)

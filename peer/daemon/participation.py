@@ -55,6 +55,7 @@ from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
+from peer.weights.base_files import find_base, hub_cache
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
@@ -62,6 +63,7 @@ from protocol.corpora.manifest import SHARDS
 from protocol.disk import Disk, ScratchFolder, StoreFull, clear_folder
 from protocol.events.events import Event, Notice, PhaseChanged, RoundVoted
 from protocol.events.status import NodeStatus, RunDefinition, WhyIdle
+from protocol.formatting import many
 from protocol.membership.activity import WorkPermit
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
@@ -376,6 +378,8 @@ class Participation:
         store = self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
         built = self._settings.data_dir / BUILT
         await trio.to_thread.run_sync(provide_builtin, signed.manifest, store.files, self._folder, built)
+        if found := await trio.to_thread.run_sync(find_base, signed.manifest, store.files):
+            self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
         folder = self._folder / SCRATCH
         self._scratch = ScratchFolder(store.disk, folder) if self.scratch_bytes else None
         state = await trio.to_thread.run_sync(OuterState, signed.manifest, self._scratch)

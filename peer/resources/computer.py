@@ -157,7 +157,8 @@ def memory_need(
         return Need(peer, 0, 0)
     config = TrainingConfig.from_sections(manifest.trainer_sections())
     trainer = trainer_memory(config, setup or sole_process(None), WORK[role])
-    files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
+    base = manifest.base.size_bytes if manifest.base is not None else 0  # read tensor by tensor
+    files = MEMORY_OF_FILES * (sum(file.size for file in manifest.files.values()) - base)
     residual = manifest.residual_bytes if role is Role.TRAINER else 0  # always in the memory of the computer
     return Need(peer, trainer.host + files + residual, trainer.device)
 

@@ -33,6 +33,7 @@ from peer.corpora.run_data import (
 )
 from peer.errors import ExitCode, PeerError, told_as
 from peer.paths import make_private, run_dir
+from peer.weights.base_files import describe_file, link_file
 from peer.weights.tokenizer_files import check_readable, loading_remark, tokenizer_facts
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import genesis_state
@@ -41,8 +42,18 @@ from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
 from protocol.formatting import clean
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
-from protocol.run.run_file import RunFileError, sections_of
-from protocol.run.sections import EXAMPLES, MAX_FILE_BYTES, SOURCE, TASKS, TOKENIZER, RlSection, reads_builtin
+from protocol.run.run_file import BASE_FIELDS, RunFileError, sections_of
+from protocol.run.sections import (
+    EXAMPLES,
+    FILE_CHUNK_BYTES,
+    MAX_FILE_BYTES,
+    SOURCE,
+    TASKS,
+    TOKENIZER,
+    BaseSection,
+    RlSection,
+    reads_builtin,
+)
 from protocol.sync.fetchers import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
@@ -72,6 +83,7 @@ class FolderStart:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._leaves: dict[int, list[Hash]] = {}
+        self._base: list[dict[str, Any]] | None = None
         with told_as(ExitCode.INPUT, FolderError):
             self._weights = WeightsFolder(folder)
 
@@ -86,6 +98,26 @@ class FolderStart:
             with told_as(ExitCode.INPUT, FolderError):
                 self._leaves[piece_bytes] = [chunk_hash(piece) for piece in self._pieces(piece_bytes)]
         return tree_root(self._leaves[piece_bytes])
+
+    def base(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the section on the frozen model of a run with an adapter.  fields: the file's section on the model."""
+        if self._base is None:
+            with told_as(ExitCode.INPUT, FolderError, OSError):
+                self._base = [describe_file(path) for path in self._weights.paths]
+        return {"files": self._base} | {key: fields[key] for key in BASE_FIELDS if key in fields}
+
+    def keep_base(self, base: BaseSection, files: BlobStore) -> None:
+        """Use the folder's files as those of the run on this computer; they stay where they are.
+
+        Raises `PeerError`, also if a file has changed since its hash was taken.
+        """
+        paths = {path.name: path for path in self._weights.paths}
+        for file in base.files:
+            with told_as(ExitCode.RESOURCES, StoreFailed), told_as(ExitCode.INPUT, OSError):
+                if not files.is_right(file.name, file.size, FILE_CHUNK_BYTES) and not link_file(
+                    files, file, paths[file.path]
+                ):
+                    raise PeerError(f"{paths[file.path]} has changed; start the command again", ExitCode.INPUT)
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Write the state before the first round as the run's checkpoint, unless the run has a checkpoint already.
@@ -206,6 +238,8 @@ class Brought:
         self._paths |= {TASKS + name: path for name, path in tasks.paths.items()}
         self._data = {name: _content(path) for name, path in self._paths.items()}
         self.sections: dict[str, dict[str, Any]] = {}
+        if named.start is not None and "adapter" in named.sections:
+            self.sections["base"] = named.start.base(named.sections["model"])
         if self.corpora is not None:
             self.sections["data"] = dict(self.corpora.section)
             self._data |= self.corpora.files
@@ -287,9 +321,12 @@ class Brought:
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
-        if self._folder is not None:
-            self._folder.keep(signed, data)
         files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
+        if self._folder is not None and signed.manifest.base is None:
+            self._folder.keep(signed, data)
+        elif self._folder is not None and signed.manifest.base is not None:
+            files.load()
+            self._folder.keep_base(signed.manifest.base, files)
         for name, file in signed.manifest.files.items():
             if name in self._data:
                 with told_as(ExitCode.RESOURCES, StoreFailed):

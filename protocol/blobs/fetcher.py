@@ -15,6 +15,7 @@ from typing import Generic
 import trio
 
 from protocol.blobs.blob import Blob, LeavesRequest, Spans, set_of
+from protocol.blobs.mirrors import Mirrors
 from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import BlobFolder, K
 from protocol.blobs.swarm import Swarm
@@ -53,7 +54,8 @@ class BlobFetcher(Generic[K]):
 
     Each blob has one download at a time; a later caller adds its sources to that download.
 
-    on_fetched: called with the key and the size of each blob that was fetched.
+    on_fetched: called with the key and the size of each blob that was fetched.  mirrors: mirrors of the blobs; their hashes
+    come from peers.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class BlobFetcher(Generic[K]):
         folder: BlobFolder[K],
         offload: Offload,
         on_fetched: Callable[[K, int], None] = lambda key, size: None,
+        mirrors: Mirrors | None = None,
     ) -> None:
+        self._mirrors = mirrors
         self._session, self._swarm, self._folder, self._offload = session, swarm, folder, offload
         self._on_fetched = on_fetched
         self._under_way: dict[K, trio.Event] = {}
@@ -108,7 +112,9 @@ class BlobFetcher(Generic[K]):
                 on_chunk(here)
 
             found = blob.all & ~set_of(missing)
-            whole = await self._swarm.fetch(blob, part.view, sources, wanted.purpose, here=found, on_chunk=came)
+            whole = await self._swarm.fetch(
+                blob, part.view, sources, wanted.purpose, here=found, on_chunk=came, mirrors=self._mirrors
+            )
             if whole:
                 await self._offload(self._folder.publish, part, leaves)
                 self._on_fetched(wanted.key, len(part.view))

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -71,12 +71,18 @@ class _Mirror:
 class Mirrors:
     """Mirrors of blobs.  urls: the URLs of folders with the files <name>.shard, a blob, and <name>.leaves, its hashes.
 
-    me: our peer ID.
+    me: our peer ID.  names: names of blobs' files in the folders, if they are published under other names, without hashes.
     """
 
     def __init__(
-        self, urls: Sequence[str], client: RangeClient, me: PeerId, emit: Callable[[Event], None] = lambda event: None
+        self,
+        urls: Sequence[str],
+        client: RangeClient,
+        me: PeerId,
+        emit: Callable[[Event], None] = lambda event: None,
+        names: Mapping[Hash, str] | None = None,
     ) -> None:
+        self._names = names or {}
         self._mirrors = {url: _Mirror(url) for url in [*dict.fromkeys(urls)][:MAX_MIRRORS]}
         self._client, self._me, self._emit = client, me, emit
 
@@ -113,15 +119,18 @@ class Mirrors:
 
         async def check(data: bytes) -> None:
             if chunk_hash(data) != blob.leaves[left[-1]]:
-                raise RangeForbidden(f"sends wrong bytes of {blob.name.hex()}.shard")
+                raise RangeForbidden(f"sends wrong bytes of {self._name(blob.name, 'shard')}")
             await keep(left.pop(), data)
 
         sizes = [blob.sizes[chunk] for chunk in chunks]
         return await self._read(url, blob.name, "shard", blob.offsets[chunks.start], sizes, check)
 
+    def _name(self, blob: Hash, ending: str) -> str:
+        return self._names.get(blob, f"{blob.hex()}.{ending}")
+
     async def _read(self, url: str, blob: Hash, ending: str, start: int, sizes: Sequence[int], receive: Receive) -> bool:
         """Read a range of a file of a mirror; return False if it fails."""
-        mirror, name, host = self._mirrors[url], f"{blob.hex()}.{ending}", host_of(url)
+        mirror, name, host = self._mirrors[url], self._name(blob, ending), host_of(url)
         try:
             await self._client.read(f"{url}/{name}", start, sizes, receive)
         except RangeForbidden as error:

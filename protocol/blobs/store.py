@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -248,18 +248,31 @@ class BlobFolder(ABC, Generic[K]):
         with source.open("r+b") as file:
             self.publish(Part(key, source, mmap.mmap(file.fileno(), size)), leaves)
 
+    def link(self, key: K, source: Path, leaves: Sequence[Hash]) -> None:
+        """Use a file elsewhere as a whole blob; it is only read.  Raises `StoreFailed`.
+
+        Every chunk is checked when it is read, and a file that was altered is forgotten (`demote`).
+        """
+        self.write_leaves(key, leaves)
+        self.disk.link(source, self.path(key))
+        with self._lock:
+            self._whole[key] = size_of(source)
+
     def write_leaves(self, key: K, leaves: Sequence[Hash]) -> None:
         """Keep the hashes of a blob's chunks.  Raises `StoreFull`."""
         if self.keeps_leaves:
             write_guarded(self.disk, self._leaves_path(key), b"".join(leaves))
 
     def demote(self, key: K) -> None:
-        """Turn a damaged whole blob into a part, to be fetched again; remove it if its part is already being worked on."""
+        """Turn a damaged whole blob into a part, to be fetched again; remove it if its part is already being worked on.
+
+        Of a file elsewhere, only the link is removed.
+        """
         with self._lock:
             size = self._whole.pop(key, None)
             if size is None:
                 return
-            if key in self._worked_on:
+            if key in self._worked_on or self.path(key).is_symlink():
                 self.disk.remove(self.path(key))
                 return
             try:
@@ -429,10 +442,14 @@ class LeavesMemory:
 
 
 class StoreShelf:
-    """A `Shelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs."""
+    """A `Shelf` of a store.
 
-    def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
-        self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
+    what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs.  withheld: blobs of which only the
+    hashes are given to others.
+    """
+
+    def __init__(self, store: BlobStore, what: str, chunk_bytes: int, withheld: Collection[Hash] = ()) -> None:
+        self._store, self._what, self._chunk_bytes, self._withheld = store, what, chunk_bytes, withheld
         self._hashes = LeavesMemory(REMEMBERED)
 
     def find(self, name: Hash) -> Held | None:
@@ -441,11 +458,15 @@ class StoreShelf:
         if size is None:
             return None
         hashes = self._hashes.get(name, lambda: self._store.index(name, self._chunk_bytes))
-        return self._store.held(name, EvenSpans(size, self._chunk_bytes), hashes) if hashes is not None else None
+        if hashes is None:
+            return None
+        held = self._store.held(name, EvenSpans(size, self._chunk_bytes), hashes)
+        return replace(held, here=0) if name in self._withheld else held
 
     def holdings(self) -> list[Holding]:
         """Return the whole blobs as `Shelf.holdings` describes."""
-        return [Holding(self._what, 0, root.hex(), size) for root, size in self._store.sizes().items()]
+        sizes = self._store.sizes()
+        return [Holding(self._what, 0, root.hex(), sizes[root]) for root in sizes if root not in self._withheld]
 
 
 class Shelves:

@@ -97,7 +97,8 @@ class Node:
             offload,
             Swarm(session, membership, self._shelves.find, offload, self._history.is_active),
         )
-        self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
+        networks = settings.corpora.mirror_networks
+        self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload, networks)
         self._census = CopyCensus(
             session, self._corpora, membership, offload, lambda: self.files.are_here, self._has_start_weights
         )
@@ -363,12 +364,13 @@ class Node:
 
 def shelves_of(replica: Replica, corpora: RunCorpora) -> Shelves:
     """Return the shelves of all blobs that a peer serves."""
-    store = replica.store
+    store, base = replica.store, replica.manifest.base
+    withheld = {file.name for file in base.files} if base is not None and not base.share else frozenset[Hash]()
     return Shelves(
         ReplicaShelf(replica),
         StoreShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
         StoreShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
-        StoreShelf(store.files, "file", FILE_CHUNK_BYTES),
+        StoreShelf(store.files, "file", FILE_CHUNK_BYTES, withheld),
         corpora,
         StoreShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
     )

@@ -23,6 +23,7 @@ from kernels.codecs.ladder import LADDER, Codec, CodecName
 from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length, fragment_spans
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
+from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import PRINTABLE, Problems, Section
@@ -32,6 +33,7 @@ from protocol.run.sections import (
     CORPORA,
     TOKENIZER,
     AboutSection,
+    BaseSection,
     DataSection,
     FileSection,
     Goal,
@@ -175,7 +177,18 @@ class RunManifest(Section, Body):
 
     KIND: ClassVar[str] = "manifest"
     LATER: ClassVar[frozenset[str]] = frozenset(
-        {"about", "initial_state", "requires", "rl", "samples", "tokenizer", "total_rounds", "total_tokens"}
+        {
+            "about",
+            "adapter",
+            "base",
+            "initial_state",
+            "requires",
+            "rl",
+            "samples",
+            "tokenizer",
+            "total_rounds",
+            "total_tokens",
+        }
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
@@ -193,6 +206,10 @@ class RunManifest(Section, Body):
     protocol_max: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
     """Newest protocol version that may take part."""
     model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig | None = None
+    """Trained factors beside the matrices of a frozen model; left out if the whole model is trained."""
+    base: BaseSection | None = None
+    """The frozen model of a run with an adapter."""
     data: DataSection = DataSection()
     inner: InnerConfig = InnerConfig()
     outer: Outer = "auto"
@@ -235,6 +252,22 @@ class RunManifest(Section, Body):
                 "protocol_min protocol_max",
                 f"protocol_min ({self.protocol_min}) is more than protocol_max "
                 f"({self.protocol_max}); protocol_max = {self.protocol_min} would do",
+            )
+        if (self.adapter is None) != (self.base is None):
+            yield (
+                "adapter base model",
+                "an adapter needs the weights of a model that stays as it is; add [model] from with its folder, or remove "
+                "the section [adapter]",
+            )
+        if self.adapter is not None and self.inner.optimizer == "muon":
+            yield (
+                "adapter inner.optimizer",
+                'inner.optimizer is "muon", which is for whole matrices and not for factors; optimizer = "adamw" would do',
+            )
+        if self.adapter is not None and self.initial_state:
+            yield (
+                "adapter initial_state",
+                "initial_state follows from the seed in a run with an adapter; remove initial_state",
             )
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
             yield (
@@ -334,8 +367,8 @@ class RunManifest(Section, Body):
 
     @property
     def parameters(self) -> int:
-        """Parameters of the model."""
-        return self.model.parameters
+        """Parameters that are trained and exchanged: all of the model, or the values of the adapter."""
+        return self.model.parameters if self.adapter is None else adapter_parameters(self.model, self.adapter)
 
     @property
     def files(self) -> dict[str, FileSection]:
@@ -343,7 +376,8 @@ class RunManifest(Section, Body):
         tokenizer = {TOKENIZER: self.tokenizer.file} if self.tokenizer is not None else {}
         corpora = {f"{CORPORA}{number}": file for number, file in enumerate(self.data.corpora)}
         tasks = {file.called: file for file in self.rl.files} if self.rl is not None else {}
-        return {**tokenizer, **corpora, **tasks}
+        base = {file.called: file for file in self.base.files} if self.base is not None else {}
+        return {**tokenizer, **corpora, **tasks, **base}
 
     @property
     def genesis(self) -> Hash | None:
@@ -472,13 +506,17 @@ class RunManifest(Section, Body):
 
     @property
     def reference_bytes(self) -> int:
-        """Bytes of the weights that the KL term compares with, which trainers and seeds keep; 0 in a run without one."""
-        return BF16_BYTES * self.parameters if self.rl is not None and self.rl.kl_weight else 0
+        """Bytes of the weights that the KL term compares with, which trainers and seeds keep; 0 in a run without them.
+
+        A run with an adapter compares with its frozen model.
+        """
+        compares = self.rl is not None and self.rl.kl_weight and self.adapter is None
+        return BF16_BYTES * self.parameters if compares else 0
 
     @property
     def initial_bytes(self) -> int:
         """Bytes of the weights that a loss of preferences compares with; 0 in other runs."""
-        return BF16_BYTES * self.parameters if self.data.format == "preference" else 0
+        return BF16_BYTES * self.parameters if self.data.format == "preference" and self.adapter is None else 0
 
     @property
     def residual_bytes(self) -> int:
@@ -512,7 +550,10 @@ class RunManifest(Section, Body):
         learning = {"rl": _fields(self.rl, RlConfig), "environment": self.rl.environment} if self.rl is not None else {}
         tokenizer = {"tokenizer": _fields(self.tokenizer, TokenizerConfig)} if self.tokenizer is not None else {}
         samples = {"samples": self.samples.model_dump()} if self.samples is not None else {}
+        frozen: dict[str, Any] = {"adapter": self.adapter.model_dump()} if self.adapter is not None else {}
+        frozen |= {"base_format": self.base.format} if self.base is not None else {}
         return {
+            **frozen,
             **learning,
             **tokenizer,
             **samples,

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.model import ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.section import Misfit, rule_of, shortened
 from protocol.run.manifest import (
@@ -81,6 +82,10 @@ WARM_UP = 20
 """Ratio of a member's steps in a run to its warm-up steps, if the warm-up follows from the run's length."""
 ROLLOUT_ROUNDS = 200
 """Rounds that learn from rollouts."""
+FACTORS_RATE = 1e-4
+"""Peak learning rate of an adapter: ten times `TUNING_RATE`, at which a whole model is tuned."""
+FACTORS_STEPS = 20
+"""Inner steps of a round of a run with an adapter."""
 TUNING_RATE = 1e-5
 """Peak learning rate of a run that begins with weights: the rate of a run from scratch would destroy their knowledge."""
 
@@ -92,8 +97,11 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     """
     filled = dict(fields)
     inner = filled.get("inner", {})
+    has_factors = "adapter" in filled
     if tunes and isinstance(inner, dict):
-        filled["inner"] = {"lr": TUNING_RATE, **inner}
+        filled["inner"] = ({"lr": FACTORS_RATE, "weight_decay": 0.0} if has_factors else {"lr": TUNING_RATE}) | inner
+    if has_factors and isinstance(rounds := filled.get("rounds", {}), dict):
+        filled["rounds"] = {"inner_steps": FACTORS_STEPS, **rounds}
     if filled.get("codec", "auto") == "auto":
         filled["codec"] = AUTO_CODEC
     if "organiser" in filled:
@@ -111,7 +119,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
         return filled
     filled["model"] = model = _with_widths(section)
     try:
-        parameters = ModelConfig.model_validate(model).parameters
+        parameters = _trained(ModelConfig.model_validate(model), filled.get("adapter"))
     except ValidationError:
         return filled
     fragments = filled.get("fragments", 1)
@@ -122,6 +130,11 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
     if "total_tokens" not in filled and "total_rounds" not in filled:
         filled |= _by_epochs(filled, tunes=tunes) or _within_epochs(filled, _total(filled, parameters, tunes=tunes))
     return _with_warm_ups(filled)
+
+
+def _trained(model: ModelConfig, adapter: Any) -> int:
+    """Return the number of values that are trained and exchanged.  Raises `ValidationError` for a senseless adapter."""
+    return model.parameters if adapter is None else adapter_parameters(model, AdapterConfig.model_validate(adapter))
 
 
 def _with_lengths(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
@@ -250,6 +263,8 @@ BROUGHT = {
     )
 }
 """Fields of a section, besides `from`, that name parts that a file brings along."""
+BASE_FIELDS = ("format", "mirrors", "share")
+"""Fields of the section on the model, besides `from`, that a run with an adapter may have."""
 PEERS = ("allowlist", "founders", "organiser")
 """Fields that hold peer IDs."""
 OTHER_FORMS = {"founders": " or a list of peer IDs", "outer": " or a section with lr and momentum"}
@@ -368,7 +383,7 @@ def _manifest(fields: dict[str, Any], organiser: PeerId, name: str, start: Start
         raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
     try:
         manifest = RunManifest.model_validate(derived(fields, tunes=tunes))
-        if start is not None and start.facts is not None:
+        if start is not None and start.facts is not None and manifest.adapter is None:
             manifest = manifest.model_copy(update={"initial_state": start.digest(manifest.checkpoint_chunk_bytes).hex()})
         manifest.encode()
     except (ValueError, OverflowError) as error:
@@ -382,7 +397,7 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
     """Return the sections of a file that has `from` in them, with the parts that it brings along."""
     found: dict[str, Any] = {}
     if start is not None and start.facts is not None:
-        if others := sorted(set(fields["model"]) - {"from"}):
+        if others := sorted(set(fields["model"]) - {"from", *(BASE_FIELDS if "adapter" in fields else ())}):
             raise RunFileError(f"{name}: [model] from defines the whole model; remove {_shown(', '.join(others), MAX_SAID)}")
         if fields.get("initial_state"):
             raise RunFileError(f"{name}: initial_state follows from [model] from; remove initial_state")

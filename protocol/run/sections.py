@@ -16,11 +16,13 @@ from typing import Annotated, Any, ClassVar, TypeGuard
 from pydantic import Field
 
 from kernels.mixture import MAX_WEIGHTS
+from protocol.formats.adapter import WeightFormatName
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import PRINTABLE, Problems, Section
 from protocol.formats.training import DataConfig, TokenizerConfig
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import MAX_USED
+from protocol.wire.questions import MAX_LEAVES
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -145,6 +147,45 @@ class TasksSection(FileSection):
     def called(self) -> str:
         """Name of the file among the files of the run."""
         return TASKS + self.path
+
+
+BASE = "base/"
+"""Prefix of the names of the files of a frozen model; the names in its folder follow."""
+MAX_BASE_FILES = 64
+MAX_BASE_FILE_BYTES = MAX_LEAVES * FILE_CHUNK_BYTES
+"""Largest file of a frozen model: 32 GiB."""
+
+
+class BaseFileSection(FileSection):
+    """A file of the frozen model's folder, as it was published."""
+
+    size: Annotated[int, Field(ge=1, le=MAX_BASE_FILE_BYTES)]
+    """Size of the file in bytes."""
+    path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
+    """Its name in the folder."""
+
+    @property
+    def called(self) -> str:
+        """Name of the file among the files of the run."""
+        return BASE + self.path
+
+
+class BaseSection(Section):
+    """The frozen model beside whose matrices a run trains factors: the files of a Hugging Face folder, unchanged."""
+
+    files: Annotated[list[BaseFileSection], Field(min_length=1, max_length=MAX_BASE_FILES)]
+    """The files of the folder that define the model: config.json, and its weights as safetensors."""
+    format: WeightFormatName = "bf16"
+    """Format in which every peer holds the matrices: "bf16", "int8" or "int4"."""
+    mirrors: Annotated[list[MirrorField], Field(max_length=MAX_MIRRORS)] = []
+    """Addresses of folders on web servers with the files, such as https://huggingface.co/NAME/resolve/REVISION."""
+    share: bool = True
+    """True if peers give the files to each other; False for a licence under which everybody has to get them alone."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 SOURCE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"

@@ -15,6 +15,7 @@ import trio
 
 from protocol.blobs.blob import Blob, EvenSpans, set_of
 from protocol.blobs.fetcher import BlobFetcher, Wanted
+from protocol.blobs.mirrors import AddressNetwork, Mirrors, RangeClient
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
@@ -25,7 +26,7 @@ from protocol.chain.results import CheckpointName, ResultName
 from protocol.events.events import CheckpointWritten, Notice
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
+from protocol.run.sections import BASE, FILE_CHUNK_BYTES, FileSection
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
@@ -52,10 +53,24 @@ SHOW_S = 1.0
 class RunFiles:
     """Fetcher of the run's files.  Call `run` once; all other methods only wait."""
 
-    def __init__(self, session: Session, manifest: RunManifest, files: BlobStore, swarm: Swarm, offload: Offload) -> None:
+    def __init__(
+        self,
+        session: Session,
+        manifest: RunManifest,
+        files: BlobStore,
+        swarm: Swarm,
+        offload: Offload,
+        mirror_networks: Sequence[AddressNetwork] = (),
+    ) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
+        self._named, self._random, self._base = manifest.files, Random(session.me), manifest.base
+        mirrors = None
+        if self._base is not None and self._base.mirrors:
+            client = RangeClient(mirror_networks, pay=session.network.receive_elsewhere)
+            names = {file.name: file.path for file in self._base.files}
+            mirrors = Mirrors([url.rstrip("/") for url in self._base.mirrors], client, session.me, session.emit, names)
         self._fetcher = BlobFetcher(session, swarm, files, offload)
-        self._named, self._random = manifest.files, Random(session.me)
+        self._base_fetcher = BlobFetcher(session, swarm, files, offload, mirrors=mirrors)
         self._state, self._moved_at = "reading the run's files from disk", 0.0
         self._here = trio.Event()
         if not self._named:
@@ -89,14 +104,20 @@ class RunFiles:
                     silent_s = trio.current_time() - self._moved_at
                     if silent_s >= PATIENCE_S:
                         nobody = f"no peer has sent the run's file {called} for {silent_s:.0f} s"
-                        self._state = f"{nobody}; ask the organiser to start its peer"
+                        self._state = f"{nobody}; {self._remedy(called)}"
                         if not is_told:
                             self._session.emit(Notice("warning", self._state))
                         is_told = True
                     await trio.sleep(RETRY_S)
         self._here.set()
 
+    def _remedy(self, called: str) -> str:
+        if self._base is None or self._base.share or not called.startswith(BASE):
+            return "ask the organiser to start its peer"
+        return "this run does not pass its model on: download the model into Hugging Face's cache, and start again"
+
     async def _fetch(self, number: int, called: str, file: FileSection) -> bool:
+        fetcher = self._base_fetcher if called.startswith(BASE) else self._fetcher
         sources = sorted(self._session.network.connected())
         self._random.shuffle(sources)
 
@@ -105,7 +126,7 @@ class RunFiles:
             self._state = f"fetching the run's file {called}: {here} of {file.chunks} parts are here"
 
         spans = EvenSpans(file.size, FILE_CHUNK_BYTES)
-        return await self._fetcher.fetch(Wanted(file.name, file.name, spans, Purpose("file", number)), sources, came)
+        return await fetcher.fetch(Wanted(file.name, file.name, spans, Purpose("file", number)), sources, came)
 
 
 def keep_file(files: BlobStore, file: FileSection, data: bytes) -> None:
@@ -121,7 +142,10 @@ def file_section(data: bytes) -> FileSection:
 
 
 def paths_of(manifest: RunManifest, files: BlobStore) -> dict[str, Path]:
-    """Return the paths that the run's files have once they are here, by name."""
+    """Return the paths that the run's files have once they are here, by name.
+
+    A file of the frozen model may lie elsewhere on this computer.
+    """
     return {name: files.path(file.name) for name, file in manifest.files.items()}
 
 

@@ -60,16 +60,21 @@ def took_part(chain: Chain, fork: int) -> frozenset[PeerId]:
 
 @dataclass(frozen=True)
 class Constituency:
-    """The peers that count at a tip: its electors, and the members with recent work.  is_open: True if keys are free."""
+    """The peers that count at a tip: its electors, and the members with recent work.
+
+    is_open: True if keys are free.  has_founders: True if founders are named; otherwise anyone may begin the run.
+    """
 
     electors: tuple[PeerId, ...]
     work: RecentWork
     is_open: bool
+    has_founders: bool = True
 
     @classmethod
     def of(cls, roster: Roster) -> Constituency:
         """Return the constituency at a tip with this roster."""
-        return cls(roster.electorate.electors, roster.work, roster.electorate.settings.is_open)
+        settings = roster.electorate.settings
+        return cls(roster.electorate.electors, roster.work, settings.is_open, settings.founders is not None)
 
     def rank(self, first: Commit, part: Collection[PeerId]) -> Rank:
         """Return the rank of a branch.  first: its first record.  part: the peers that took part in it."""
@@ -89,15 +94,18 @@ class Constituency:
     def _bounded(self) -> RecentWork:
         return self.work.bounded_by(self.electors) if self.is_open else self.work
 
-    def least(self, weights: Mapping[PeerId, int], me: PeerId) -> int:
-        """Return the smallest weight on a record of others with which `me` follows it.
+    def least(self, weights: Mapping[PeerId, int], me: PeerId, heard: Mapping[PeerId, Standpoint]) -> int:
+        """Return the smallest weight on a record of others with which `me` follows it.  heard: positions, that of `me` too.
 
-        An elector of an open run, where keys are free, follows a record without any elector's vote only if members with more
-        than half of the others' recent work are on it.  At genesis nobody has a weight yet.
+        With named founders and free keys, an elector follows a record without any elector's vote only if members with more
+        than half of the others' recent work are on it; elsewhere so does one who has others to rely on.  A peer that hears
+        nobody with a weight who has stayed follows those who go on: at genesis, and in a young run whose only members left.
         """
-        if me in self.electors and self.is_open and weights is self._bounded.tokens:
-            return sum(weight for peer, weight in weights.items() if peer != me) // 2 + 1
-        return 1 if weights else 0
+        others = sum(weight for peer, weight in weights.items() if peer != me)
+        is_guarded = me in self.electors and self.is_open and weights is self._bounded.tokens
+        if is_guarded and (others or self.has_founders):
+            return others // 2 + 1
+        return int(any(peer in weights and not at.was_away for peer, at in heard.items()))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -401,18 +409,19 @@ class ForkChoice:
 
         part: the peers that took part in the branch.
         """
-        start = max(start, self._chosen(branch), branch.final)
+        start, rounds = max(start, self._chosen(branch), branch.final), self._replica.rounds
         own = branch.tips(start, branch.length - start + 1)
         places: dict[bytes, int] = {tip: round for round, tip in enumerate(own, start)}
         for round, mark in branch.provisional.items():
             if round < start:
                 continue
-            who = Constituency(mark.electors, mark.work, self._replica.rounds.is_open)
+            who = Constituency(mark.electors, mark.work, rounds.is_open, rounds.founders is not None)
             weights, fork = who.weights(mark.absent), branch.tip_at(round)
             ranked = who.rank(branch.commit_at(round), part) if self._is_parting(fork) else None
             candidate = Candidate(fork, _TipsAfter(places, round), ranked, part)
             is_bound = self._me in who.electors and self._is_bound_elsewhere(branch, round)
-            if is_bound or not follows(count(weights, self._heard(weights), candidate), who.least(weights, self._me)):
+            heard = self._heard(weights)
+            if is_bound or not follows(count(weights, heard, candidate), who.least(weights, self._me, heard)):
                 return round
         return branch.length
 

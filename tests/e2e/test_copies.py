@@ -251,7 +251,10 @@ def test_tasks_and_reference_weights_of_a_run_with_rollouts_outlive_the_founder(
         count = len(used(organiser))
         swarm.until("the founder to learn again", lambda: len(used(organiser)) > count)
         swarm.equal(swarm.whole(organiser, friend, newcomer), organiser, *others)
-        lost = {peer.name: [(e.at, e.event) for e in peer.stamped if isinstance(e.event, ev.RolledBack)] for peer in (organiser, *others)}
+        lost = {
+            peer.name: [(e.at, e.event) for e in peer.stamped if isinstance(e.event, ev.RolledBack)]
+            for peer in (organiser, *others)
+        }
         assert not any(lost.values()), lost
 
 

@@ -8,7 +8,9 @@ import pytest
 import trio
 
 from protocol.events.events import Event, RolledBack, RoundCommitted
+from protocol.run.admission import bearer_token, make_proof
 from tests.attacks.stage import founded_run
+from tests.simulation.returns import BEARER, NEVER_EXPIRES_S, ORGANISER, Entry, run_of
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -67,3 +69,30 @@ def test_friends_go_on_in_one_history_beside_a_slow_newcomer(seed: int, jitter: 
         assert not back
 
     holds(simulate(4, scenario, seed=seed, signed=founded_run(1)))
+
+
+@pytest.mark.parametrize("entry", [Entry.INVITE, Entry.ANYONE])
+def test_founder_that_left_after_a_few_records_of_its_own_follows_the_friend_who_went_on(entry: Entry) -> None:
+    """All recorded work is the founder's, and the friend, who has just come, has no seat yet."""
+
+    async def scenario(world: World) -> None:
+        founder, friend = world.seats
+        back = list[Event]()
+        world.listeners.append(lambda seat, event: back.append(event) if isinstance(event, RolledBack) else None)
+        run = run_of(entry, 1).run
+        token = bearer_token(ORGANISER, run, BEARER, expires=NEVER_EXPIRES_S)
+        for seat in world.seats if entry is Entry.INVITE else ():
+            seat.admission = make_proof(token, run, seat.peer, BEARER)
+            seat.introduced = frozenset({founder.peer} - {seat.peer})
+        world.start(founder)
+        await world.until_round(2, within_s=60)
+        world.start(friend)
+        await world.until("the friend to follow", lambda: friend.node is not None and friend.node.rounds >= 2, within_s=60)
+        world.faults.kill(founder)
+        left = max(world.rounds())
+        await world.until_round(left + 10, within_s=240)
+        world.start(founder)
+        await world.until_equal(within_s=120)
+        assert friend.node is not None and friend.node.rounds >= left + 10 and not back, "nobody has lost a round"
+
+    holds(simulate(2, scenario, signed=run_of(entry, 1)))

@@ -136,7 +136,8 @@ def test_reference_weights_take_the_place_of_the_gradient(device: str, bytes_eac
     without = trainer_memory(replace(config(model), rl=rl), TrainerSetup(device))
     having = trainer_memory(replace(config(model), rl=rl.changed(kl_weight=0.1)), TrainerSetup(device))
     assert 0 <= having.host - without.host + having.device - without.device <= bytes_each * model.parameters
-    weights = memory._comparing_bytes(model, 32, device) - memory._comparing_bytes(model.changed(layers=10), 32, device)
+    whole, half = (memory._comparing_bytes(config(each), 32, device) for each in (model, model.changed(layers=10)))
+    weights = whole - half
     assert weights == bytes_each * (model.parameters - model.changed(layers=10).parameters)
 
 

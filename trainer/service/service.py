@@ -225,7 +225,7 @@ class Service:
                 return self._configure(job.message)
             case "initialise":
                 config = self._configured()
-                initial_parameters(config.model, config.seed, self._map_theta(writable=True))
+                initial_parameters(config.model, config.seed, self._map_theta(writable=True), config.adapter)
                 return {}
             case "compute":
                 return self._compute(job)
@@ -276,7 +276,7 @@ class Service:
             "precision": PRECISIONS[speed.dtype],
             "matmul_flops": speed.flops * (len(devices) if is_gpu(device) else 1),
             "flops_per_token": config.model.flops_per_token(config.data.sequence_length),
-            "parameters": config.model.parameters,
+            "parameters": config.parameters,
             "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,
         }
@@ -430,7 +430,7 @@ class Service:
     def _map_theta(self, *, writable: bool = False) -> np.ndarray:
         """Map the swarm's parameters, fp32; writable only for the one command that sets them."""
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        count = self._configured().model.parameters
+        count = self._configured().parameters
         return np.frombuffer(mmap.mmap(self._theta_fd, 4 * count, access=access), dtype="<f4", count=count)
 
     def _send(self, job: Job, kind: str, **fields: Any) -> None:

@@ -110,9 +110,10 @@ class WeightsFolder:
     larger memory is allocated.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        described = json_in(folder / "config.json", "give a folder in which transformers has saved a model")
+    def __init__(self, folder: Path, files: Mapping[str, Path] | None = None) -> None:
+        """Read what the folder describes. files: paths of its files by name, if they lie elsewhere."""
+        self.folder, self._files = folder, files
+        described = json_in(self._at("config.json"), "give a folder in which transformers has saved a model")
         try:
             self.facts: dict[str, Any] = facts_of(described)
             self.config = ModelConfig.from_mapping(self.facts)
@@ -121,10 +122,20 @@ class WeightsFolder:
         except ValueError as error:
             flaw = str(error).removeprefix(f"{ModelConfig.__name__}: ")
             raise FolderError(f"{folder / 'config.json'}: {flaw}; use another model, or copy it again") from error
-        generation = folder / "generation_config.json"
+        generation = self._at("generation_config.json")
         self.generation = json_in(generation, "copy it again, or remove it") if os.path.lexists(generation) else {}
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
         self._stored = self._tensors()
+
+    @property
+    def paths(self) -> list[Path]:
+        """Paths of the files that define the model: config.json, and the weights with their index."""
+        indexed = [] if os.path.lexists(self._at(SINGLE)) else [self._at(INDEX)]
+        return [self._at("config.json"), *indexed, *sorted({tensor.path for tensor in self._stored.values()})]
+
+    def _at(self, name: str) -> Path:
+        """Return the path of a file of the folder."""
+        return self.folder / name if self._files is None else self._files.get(name, self.folder / name)
 
     def values(self) -> Iterator[F32]:
         """Yield the flat vector in order, in blocks. Raises `FolderError` between two blocks."""
@@ -135,6 +146,10 @@ class WeightsFolder:
         """Yield the flat vector in order, one flat tensor at a time. Raises `FolderError` between two tensors."""
         for place in parameter_layout(self.config):
             yield np.concatenate(list(self._blocks(place.name)))
+
+    def tensor(self, place: ParameterPlace) -> F32:
+        """Return a tensor in its shape. Raises `FolderError`."""
+        return np.concatenate([*self._blocks(place.name)]).reshape(place.shape)
 
     def _blocks(self, name: str) -> Iterator[F32]:
         for block in self._stored[name].values():
@@ -172,18 +187,18 @@ class WeightsFolder:
 
     def _found(self) -> dict[str, StoredTensor]:
         """Return all tensors of the folder's single file, or of its shards, which must match the index."""
-        single = self.folder / SINGLE
+        single = self._at(SINGLE)
         try:
             if os.path.lexists(single):
                 return tensors_in(single)
             names = self._index()
-            missing = [name for name in sorted(set(names.values())) if not os.path.lexists(self.folder / name)]
+            missing = [name for name in sorted(set(names.values())) if not os.path.lexists(self._at(name))]
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise FolderError(
                     f"{self.folder} has no file {missing[0][:80]}{more}, although its index names it; copy the folder again"
                 )
-            files = {name: tensors_in(self.folder / name) for name in sorted(set(names.values()))}
+            files = {name: tensors_in(self._at(name)) for name in sorted(set(names.values()))}
         except OSError as error:
             raise FolderError(f"{error.filename}: {error.strerror}; copy the folder again") from error
         for tensor, name in names.items():
@@ -201,11 +216,11 @@ class WeightsFolder:
 
     def _index(self) -> dict[str, str]:
         """Return the file name of each tensor in the index. Raises `FolderError`, also if the folder has no index."""
-        if not os.path.lexists(self.folder / INDEX):
+        if not os.path.lexists(self._at(INDEX)):
             for pattern, flaw in _OTHER_WEIGHTS:
                 if found := sorted(self.folder.glob(pattern)):
                     raise FolderError(f"{self.folder} {flaw.format(found[0].name[:80])}")
-        names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
+        names = json_in(self._at(INDEX), "save the model as safetensors (save_pretrained does)").get("weight_map")
         if not isinstance(names, dict) or not all(
             isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name for name in names.values()
         ):

@@ -36,7 +36,7 @@ from protocol.blobs.mirrors import (
 from protocol.corpora.manifest import Shard
 from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice
-from protocol.wire.hashes import Hash
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from tests.protocol.blobs.peers import PEERS
 from tests.protocol.corpora import web
 from tests.protocol.corpora.corpora import Corpus, a_corpus
@@ -400,6 +400,27 @@ async def test_consecutive_blocks_come_in_one_request_and_leaves_in_another(web:
     assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
     assert await reader.leaves() == CORPUS.leaves[FIRST.root]
     assert sum(len(site.requests) for site in reader.sites) == 2 and not reader.events
+
+
+@on_the_web
+async def test_a_file_that_is_published_under_its_own_name_is_read_by_ranges_and_checked(web: Web) -> None:
+    """A mirror of a frozen model knows nothing of our hashes, which come from a peer."""
+    data = [bytes([number]) * 100 for number in range(3)]
+    leaves = [chunk_hash(each) for each in data]
+    blob = Blob(tree_root(leaves), tuple(leaves), (100, 100, 100))
+    files = {"/someone/model.safetensors": b"".join(data)}
+    web.add("mirror.test", PUBLIC, Site(files))
+    names = {blob.name: "model.safetensors"}
+    mirrors = Mirrors(["http://mirror.test/someone"], RangeClient(dialer=web), PEERS[0], names=names)
+    got: dict[int, bytes] = {}
+
+    async def keep(chunk: int, piece: bytes) -> None:
+        got[chunk] = piece
+
+    assert await mirrors.read_chunks(mirrors.ready(blob.name)[0], blob, range(1, 3), keep)
+    assert got == {1: data[1], 2: data[2]}
+    files["/someone/model.safetensors"] = b"x" * 300
+    assert not await mirrors.read_chunks("http://mirror.test/someone", blob, range(3), keep) and not mirrors.ready(blob.name)
 
 
 @on_the_web

@@ -123,8 +123,27 @@ def test_no_number_of_free_keys_moves_an_elector_to_a_record_without_electors() 
     for is_open in (False, True):
         who = Constituency(electors, RecentWork((tuple(tokens),)), is_open)
         weights = who.weights(electors)
-        follows_them = follows(count(weights, heard, BRANCH), who.least(weights, electors[0]))
+        follows_them = follows(count(weights, heard, BRANCH), who.least(weights, electors[0], heard))
         assert follows_them is not is_open, "an admitted member's work counts in full"
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("has_founders", [False, True])
+def test_a_record_of_newcomers_is_followed_unless_one_with_work_has_stayed(is_open: bool, has_founders: bool) -> None:
+    """The only member of a young run has left, and a newcomer makes records without it."""
+    member, newcomer, me = ELECTORS[:3]
+    who = Constituency((member,), RecentWork((((member, 100),),)), is_open, has_founders)
+    weights = who.weights([member])
+
+    def follows_it(peer: PeerId, heard: dict[PeerId, Standpoint]) -> bool:
+        return follows(count(weights, heard, BRANCH), who.least(weights, peer, heard))
+
+    here = {me: Standpoint(FORK, False)}
+    assert follows_it(me, here | {newcomer: Standpoint(ABOVE, False)}), "nobody else goes on"
+    assert not follows_it(me, here | {member: Standpoint(FORK, False)})
+    is_guarded = is_open and has_founders
+    assert follows_it(member, {member: Standpoint(FORK, True)}) is not is_guarded, "it was away; with free keys it is wary"
+    assert not follows_it(member, {member: Standpoint(FORK, False)})
 
 
 @in_run(a_run(*FOUR))

@@ -8,6 +8,8 @@ distribution.
 Embeddings are normal with standard deviation 1 (0.02 if tied, because they are then also the output weights). Matrices are
 truncated normal with 0.02, but with 0.02 / sqrt(2 (layer + 1)) if they write into the residual stream, and with
 1 / sqrt(dim) if they are untied output weights. Norms are 1 (as in torchtitan); biases are 0.
+
+Of the factors of an adapter, A is uniform between -1 / sqrt(inputs) and 1 / sqrt(inputs) and B is 0, as in peft.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from protocol.formats.adapter import AdapterConfig, adapter_layout
 from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 
 F32 = npt.NDArray[np.float32]
@@ -33,8 +36,10 @@ BLOCK = 1 << 20
 STD = 0.02
 
 
-def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
-    """Fill `out` (fp32, the model's parameter count) with the initial parameters."""
+def initial_parameters(config: ModelConfig, seed: int, out: F32, adapter: AdapterConfig | None = None) -> None:
+    """Fill `out` (fp32, the count of trained parameters) with the initial parameters of the model, or of the adapter."""
+    if adapter is not None:
+        return _initial_factors(config, adapter, seed, out)
     layout = parameter_layout(config)
     assert out.shape == (layout[-1].offset + layout[-1].count,) and out.dtype == np.float32
     for index, place in enumerate(layout):
@@ -45,12 +50,25 @@ def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
             part[:] = 0.0
         else:
             std, truncated = _distribution(config, place)
-            key = np.array([seed & (2**64 - 1), index], dtype=np.uint64)  # so that tensors can be filled in any order
-            stream, quantiles = np.random.Philox(key=key), _quantiles(truncated)
-            for start in range(0, len(part), BLOCK):
-                block = part[start : start + BLOCK]
-                words = np.asarray(stream.random_raw((len(block) + 3) // 4), dtype="<u8")
-                np.multiply(quantiles[words.view("<u2")[: len(block)]], np.float32(std), out=block)
+            _draw(_quantiles(truncated), seed, index, std, part)
+
+
+def _initial_factors(config: ModelConfig, adapter: AdapterConfig, seed: int, out: F32) -> None:
+    out[:] = 0.0
+    even = ((np.arange(QUANTILES) + 0.5) * (2.0 / QUANTILES) - 1.0).astype(np.float32)
+    for index, place in enumerate(adapter_layout(config, adapter)):
+        if place.name.endswith("lora_A.weight"):
+            bound = 1.0 / math.sqrt(place.shape[1])
+            _draw(even, seed, index, bound, out[place.offset : place.offset + place.count])
+
+
+def _draw(quantiles: F32, seed: int, index: int, scale: float, out: F32) -> None:
+    """Fill `out` with values drawn from the quantiles, times the scale.  index: number of the tensor, of any order."""
+    stream = np.random.Philox(key=np.array([seed & (2**64 - 1), index], dtype=np.uint64))
+    for start in range(0, len(out), BLOCK):
+        block = out[start : start + BLOCK]
+        words = np.asarray(stream.random_raw((len(block) + 3) // 4), dtype="<u8")
+        np.multiply(quantiles[words.view("<u2")[: len(block)]], np.float32(scale), out=block)
 
 
 def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bool]:

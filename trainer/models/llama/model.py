@@ -8,7 +8,7 @@ taking the difference are each one vector operation. `trainer.models.llama.initi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Self, TypeVar
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from protocol.formats.adapter import PROJECTIONS, AdapterConfig, adapter_layout
 from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.device import default_dtype, on_device
 from trainer.models.llama.cache import LookBack, rotations
@@ -150,28 +151,108 @@ class _RmsNorm(torch.autograd.Function):
         hidden, weight, inverse = ctx.saved_tensors
         (gradient,) = grads
         product = gradient * hidden
+        of_weight = None
         with torch.autocast(
             hidden.device.type, enabled=False
         ):  # a compiled backward pass has the setting of the forward pass
-            of_weight = inverse.reshape(-1) @ product.reshape(-1, len(weight))
+            if ctx.needs_input_grad[1]:
+                of_weight = inverse.reshape(-1) @ product.reshape(-1, len(weight))
             along = (product @ weight).unsqueeze(-1).mul_(inverse**3).div_(len(weight))
         of_hidden = (gradient * weight).mul_(inverse).addcmul_(hidden, along, value=-1)
         return of_hidden, of_weight, None
 
 
+class AdaptedLinear(nn.Linear):
+    """Product with a frozen matrix, and with the trained factors beside it: x Wᵀ + b + scale (x Aᵀ) Bᵀ (Hu et al. 2021).
+
+    The factors are never added to W: a sum rounded to the matrix's precision has other log-probabilities.
+    """
+
+    def __init__(self, inputs: int, outputs: int, adapter: AdapterConfig, *, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.lora_A = nn.Linear(inputs, adapter.rank, bias=False)
+        self.lora_B = nn.Linear(adapter.rank, outputs, bias=False)
+        self._scale = adapter.scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the sum, (..., outputs), in the precision of the input and of the frozen matrix."""
+        factors = self.lora_A.weight, self.lora_B.weight
+        if not torch.is_grad_enabled():
+            return _adapted(input.flatten(0, -2), self.weight, self.bias, factors, self._scale)[0].unflatten(
+                0, input.shape[:-1]
+            )
+        output: Tensor = _AdaptedProduct.apply(input, self.weight, self.bias, *factors, self._scale)  # type: ignore[no-untyped-call]
+        return output
+
+
+def _adapted(
+    input_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None, factors: tuple[Tensor, Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the sum, (n, outputs), and the product with A, (n, rank)."""
+    assert input_ni.dtype == weight_oi.dtype, "the frozen matrix is in the precision of products"
+    down_ri, up_or = (factor.to(input_ni.dtype) for factor in factors)
+    with torch.autocast(input_ni.device.type, enabled=False):
+        inner_nr = input_ni @ down_ri.T
+        return F.linear(input_ni, weight_oi, bias_o).addmm_(inner_nr, up_or.T, alpha=scale), inner_nr
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """Sum of both products, without a copy of the outputs for the second one or a gradient of the frozen matrix."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        input_ni = input.flatten(0, -2)
+        output_no, inner_nr = _adapted(input_ni, weight, bias, (down, up), scale)
+        ctx.save_for_backward(input_ni, weight, down, up, inner_nr)
+        ctx.scale = scale
+        return output_no.unflatten(0, input.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        input_ni, weight_oi, down_ri, up_or, inner_nr = ctx.saved_tensors
+        with torch.autocast(input_ni.device.type, enabled=False):
+            gradient_no = grads[0].flatten(0, -2)
+            of_inner = (gradient_no @ up_or.to(gradient_no.dtype)).mul_(ctx.scale)
+            of_up = (gradient_no.T @ inner_nr).to(up_or.dtype).mul_(ctx.scale)
+            of_down = (of_inner.T @ input_ni).to(down_ri.dtype)
+            if not ctx.needs_input_grad[0]:
+                return None, None, None, of_down, of_up, None
+            of_input = (gradient_no @ weight_oi).addmm_(of_inner, down_ri.to(gradient_no.dtype))
+        return of_input.unflatten(0, grads[0].shape[:-1]), None, None, of_down, of_up, None
+
+
+@dataclass(frozen=True)
+class FrozenBase:
+    """Weights that do not learn, below trained factors.
+
+    tensors: each tensor of `parameter_layout`, in one precision and on one device.
+    """
+
+    adapter: AdapterConfig
+    tensors: Mapping[str, Tensor]
+
+
+def _projection(name: str, inputs: int, outputs: int, adapter: AdapterConfig | None, *, bias: bool = False) -> nn.Linear:
+    if adapter is None or name not in PROJECTIONS[adapter.targets]:
+        return nn.Linear(inputs, outputs, bias=bias)
+    return AdaptedLinear(inputs, outputs, adapter, bias=bias)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions.  number: the layer's number."""
 
-    def __init__(self, config: ModelConfig, number: int) -> None:
+    def __init__(self, config: ModelConfig, number: int, adapter: AdapterConfig | None) -> None:
         super().__init__()
-        self._number, self._width = number, config.head_width
-        self.q_proj = nn.Linear(config.dim, config.query_width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.dim, config.kv_width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.dim, config.kv_width, bias=config.qkv_bias)
+        self._number, self._width, bias = number, config.head_width, config.qkv_bias
+        self.q_proj = _projection("q_proj", config.dim, config.query_width, adapter, bias=bias)
+        self.k_proj = _projection("k_proj", config.dim, config.kv_width, adapter, bias=bias)
+        self.v_proj = _projection("v_proj", config.dim, config.kv_width, adapter, bias=bias)
         if config.qk_norm:
             self.q_norm = RMSNorm(self._width, config.norm_eps)
             self.k_norm = RMSNorm(self._width, config.norm_eps)
-        self.o_proj = nn.Linear(config.query_width, config.dim, bias=False)
+        self.o_proj = _projection("o_proj", config.query_width, config.dim, adapter)
         self._norms = config.qk_norm
         self.attend_to_documents = causal_attention
 
@@ -199,11 +280,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, adapter: AdapterConfig | None) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.dim, config.ffn, bias=False)
-        self.up_proj = nn.Linear(config.dim, config.ffn, bias=False)
-        self.down_proj = nn.Linear(config.ffn, config.dim, bias=False)
+        self.gate_proj = _projection("gate_proj", config.dim, config.ffn, adapter)
+        self.up_proj = _projection("up_proj", config.dim, config.ffn, adapter)
+        self.down_proj = _projection("down_proj", config.ffn, config.dim, adapter)
 
     def forward(self, normed_btd: Tensor) -> Tensor:
         """Return the layer's feed-forward, (B, T, dim)."""
@@ -214,12 +295,12 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Layer of a decoder.  The hidden states between layers are fp32."""
 
-    def __init__(self, config: ModelConfig, number: int) -> None:
+    def __init__(self, config: ModelConfig, number: int, adapter: AdapterConfig | None) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
-        self.self_attn = Attention(config, number)
+        self.self_attn = Attention(config, number, adapter)
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = FeedForward(config, adapter)
 
     def forward(self, hidden_btd: Tensor, context: Context) -> Tensor:
         """Return the hidden states after the layer, (B, T, dim)."""
@@ -232,11 +313,11 @@ class Layer(nn.Module):
 class _Body(nn.Module):
     """All modules but the output weights, under the name that they have in a checkpoint."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, adapter: AdapterConfig | None) -> None:
         super().__init__()
         # drawing values, which are replaced, would load torch's compiler: 144 MB
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab, config.dim), freeze=False)  # type: ignore[no-untyped-call]
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, number, adapter) for number in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
 
@@ -254,43 +335,49 @@ class Decoder(nn.Module):
     """Decoder from tokens (B, T) to normalised hidden states (B, T, dim).
 
     flat: the parameters (n), fp32; in a model without gradients, in the precision of its matrix products. Sums and norms are
-    always fp32. gradient: the gradients, fp32 (n); empty in a model without gradients. compute_dtype: precision of the
-    products of `hidden_states`. recomputed: number of layers, from the first, of which the forward pass keeps only the input
-    for the backward pass, which computes the rest again. device: device on which it computes.
+    always fp32. gradient: the gradients, fp32 (n); empty in a model without gradients. layout: places of the parameters in
+    both. count: number of parameters. base: frozen weights, if the parameters are factors beside them. compute_dtype:
+    precision of the products of `hidden_states`. recomputed: number of layers, from the first, of which the forward pass
+    keeps only the input for the backward pass, which computes the rest again. device: device on which it computes.
     """
 
     recomputed = 0
 
-    def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, device: torch.device, flat: Tensor | None = None, base: FrozenBase | None = None
+    ) -> None:
         """Make a decoder. flat: existing parameters, for a model without gradients; None for zeros with gradients."""
         super().__init__()
-        self.config, self.device = config, device
-        self.layout = parameter_layout(config)
+        self.config, self.device, self.base = config, device, base
+        adapter = base.adapter if base is not None else None
+        self.layout = parameter_layout(config) if adapter is None else adapter_layout(config, adapter)
+        self.count = self.layout[-1].offset + self.layout[-1].count
         self.compute_dtype = default_dtype(device)
-        count = self.layout[-1].offset + self.layout[-1].count
         trains = flat is None
-        self.flat = torch.zeros(count, dtype=torch.float32, device=device) if flat is None else flat
+        self.flat = torch.zeros(self.count, dtype=torch.float32, device=device) if flat is None else flat
         self.gradient = torch.zeros_like(self.flat) if trains else self.flat.new_empty(0)
-        assert self.flat.shape == (count,)
+        assert self.flat.shape == (self.count,)
         with torch.device("meta"):  # the parameters are replaced below
-            self.model = _Body(config)
+            self.model = _Body(config, adapter)
             if not config.tied:
                 self.lm_head = nn.Linear(config.dim, config.vocab, bias=False)
-        owners = dict(self.named_modules())
-        assert [(place.name, place.shape) for place in self.layout] == [
-            (name, tuple(parameter.shape)) for name, parameter in self.named_parameters()
-        ]
+        frozen = base.tensors if base is not None else {}
+        owners, own = dict(self.named_modules()), [each for each in self.named_parameters() if each[0] not in frozen]
+        assert [(place.name, place.shape) for place in self.layout] == [(name, tuple(each.shape)) for name, each in own]
+        for name, values in frozen.items():
+            owner, _, last = name.rpartition(".")
+            setattr(owners[owner], last, nn.Parameter(values, requires_grad=False))
         for place in self.layout:
             span = slice(place.offset, place.offset + place.count)
             parameter = nn.Parameter(self.flat[span].view(place.shape), requires_grad=trains)
             if trains:
                 parameter.grad = self.gradient[span].view(place.shape)
-            owner, _, name = place.name.rpartition(".")
-            setattr(owners[owner], name, parameter)
+            owner, _, last = place.name.rpartition(".")
+            setattr(owners[owner], last, parameter)
 
     def over(self, flat: Tensor) -> Decoder:
         """Return a model of the same shape that uses the parameters in `flat`, without copying or changing them."""
-        model = Decoder(self.config, flat.device, flat)
+        model = Decoder(self.config, flat.device, flat, self.base)
         model.compute_dtype = self.compute_dtype
         return model
 

@@ -1,0 +1,40 @@
+"""Runs of real peers that train factors beside a frozen model: only the organiser has the model, the others fetch it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protocol.events import events as ev
+from protocol.run.manifest import open_manifest
+from tests.e2e.swarm import Swarm
+from tests.e2e.test_chats import CHATS, ROUNDS, make_model
+
+pytestmark = pytest.mark.slow
+
+GUEST_ROUNDS = 4
+ADAPTER = "[adapter]\nrank = 8\n"
+
+
+def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_path: Path) -> None:
+    records = [{"prompt": f"{n}?", "completion": "ab" * (1 + n % 3)} for n in range(80)]
+    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with Swarm(tmp_path, CHATS + ADAPTER + ROUNDS + "min_members = 2\n") as swarm:
+        make_model(tmp_path / "base")
+        swarm.create_run()
+        manifest = open_manifest(swarm.manifest.read_bytes()).manifest
+        assert manifest.base is not None and not manifest.initial_state
+        organiser, guest = swarm.peer("organiser"), swarm.peer("guest")
+        links = [path.resolve().parent for path in organiser.folder.glob("runs/*/files/*.blob") if path.is_symlink()]
+        assert links == [tmp_path / "base"] * len(manifest.base.files), "the organiser's files stay where they are"
+        organiser.start()
+        guest.start("--rounds", str(GUEST_ROUNDS))
+        swarm.until("the guest's rounds", lambda: not guest.up)
+        guest.kill()  # it has left; this closes what is left of it here
+        swarm.equal(GUEST_ROUNDS, organiser, guest)
+        fetched = [event for event in guest.heard(ev.TransferEnded) if event.what == "file"]
+        assert len(fetched) == 2 + len(manifest.base.files) and all(event.complete for event in fetched)
+        committed = guest.heard(ev.RoundCommitted)
+        assert committed[-1].loss < committed[0].loss

@@ -1,0 +1,127 @@
+"""The files of a frozen model lie where they were: they are found, checked, and never written to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peer.errors import PeerError
+from peer.joining.run_source import create_run
+from peer.paths import run_dir
+from peer.weights.base_files import find_base
+from protocol.blobs.blob import EvenSpans
+from protocol.blobs.store import BlobStore, StoreShelf, leaves_of
+from protocol.disk import Disk
+from protocol.formats.model import ModelConfig
+from protocol.run.manifest import SignedManifest
+from protocol.run.run_file import RunFileError
+from protocol.run.sections import FILE_CHUNK_BYTES
+from tests.trainer.weights.models import LLAMA3, in_blocks, random_parameters
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
+
+RUN = """
+name = "talk"
+total_rounds = 10
+[model]
+from = "base"
+[adapter]
+"""
+
+
+def make_base(folder: Path) -> Path:
+    config = ModelConfig.from_mapping(LLAMA3 | {"vocab": 256, "tied": True})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_folder(folder, config, in_blocks(random_parameters(config)), ExportFormat.BF16, context=64, eos=None)
+    (folder / "run.toml").write_text(RUN)
+    return folder
+
+
+def created(folder: Path, more: str = "") -> SignedManifest:
+    make_base(folder / "base")
+    (folder / "run.toml").write_text(RUN.replace("[adapter]", f"{more}\n[adapter]"))
+    return create_run(folder / "run.toml", folder / "data")
+
+
+def store_in(data: Path, signed: SignedManifest) -> BlobStore:
+    files = BlobStore(Disk(durable=False), run_dir(data, signed.run) / "files")
+    files.folder.mkdir(parents=True, exist_ok=True)
+    files.load()
+    return files
+
+
+def test_the_organisers_files_are_links_that_are_forgotten_and_not_written_to_when_they_change(tmp_path: Path) -> None:
+    signed = created(tmp_path)
+    assert signed.manifest.base is not None
+    files = store_in(tmp_path / "data", signed)
+    for file in signed.manifest.base.files:
+        assert files.path(file.name).resolve() == tmp_path / "base" / file.path
+        assert files.is_right(file.name, file.size, FILE_CHUNK_BYTES)
+    weights = next(file for file in signed.manifest.base.files if file.path.endswith(".safetensors"))
+    original = tmp_path / "base" / weights.path
+    altered = bytearray(original.read_bytes())
+    altered[-1] ^= 1
+    original.write_bytes(altered)
+    assert files.read(weights.name, EvenSpans(weights.size, FILE_CHUNK_BYTES)[0], leaves_of(b"x", 1)[0]) is None
+    assert not files.has(weights.name) and not files.path(weights.name).is_symlink()
+    part = files.begin(weights.name, weights.size)
+    part.view[:4] = b"done"
+    assert original.read_bytes() == altered, "a person's file is only read"
+
+
+def test_a_newcomer_uses_the_files_of_hugging_faces_cache_if_their_bytes_are_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = created(tmp_path)
+    assert signed.manifest.base is not None
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = tmp_path / "hub" / "models--someone--base"
+    snapshot, blobs = model / "snapshots" / "c0ffee", model / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(signed.manifest.base.files):
+        blob = blobs / f"{number:064x}"
+        blob.write_bytes((tmp_path / "base" / file.path).read_bytes())
+        (snapshot / file.path).symlink_to(os.path.relpath(blob, snapshot))
+    files = store_in(tmp_path / "newcomer", signed)
+    assert find_base(signed.manifest, files) == len(signed.manifest.base.files)
+    assert find_base(signed.manifest, files) == 0, "they are here already"
+    other = blobs / f"{0:064x}"
+    other.write_bytes(other.read_bytes()[:-1] + b"?")
+    second = store_in(tmp_path / "second", signed)
+    assert find_base(signed.manifest, second) == len(signed.manifest.base.files) - 1, "of the right size, with other bytes"
+
+
+def test_a_model_that_may_not_be_passed_on_is_named_by_its_hashes_only(tmp_path: Path) -> None:
+    signed = created(tmp_path, "share = false")
+    assert signed.manifest.base is not None and not signed.manifest.base.share
+    files, file = store_in(tmp_path / "data", signed), signed.manifest.base.files[0]
+    held = StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).find(file.name)
+    assert held is not None and held.here == 0 and held.leaves()
+    assert StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).holdings() != []
+    assert all(each.blob != file.name.hex() for each in StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).holdings())
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('[inner]\noptimizer = "muon"\n', "whole matrices"),
+        ("[adapter]\nrank = 300\n", "rank"),
+        ('[adapter]\ntargets = "lm_head"\n', "targets"),
+        ("[adapter]\nalpha = 0.0\n", "alpha"),
+    ],
+)
+def test_an_adapter_that_cannot_be_trained_is_refused_with_a_sentence(tmp_path: Path, more: str, said: str) -> None:
+    make_base(tmp_path / "base")
+    text = RUN.replace("[adapter]\n", "") + more + ("" if "[adapter]" in more else "[adapter]\n")
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises((RunFileError, PeerError), match=said):
+        create_run(tmp_path / "run.toml", tmp_path / "data")
+
+
+def test_an_adapter_needs_a_model_that_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('name = "talk"\ntotal_rounds = 10\n[adapter]\n')
+    with pytest.raises(RunFileError, match=r"\[model\] from"):
+        create_run(tmp_path / "run.toml", tmp_path / "data")
