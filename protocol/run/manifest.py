@@ -49,8 +49,8 @@ from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import MAX_USED_BY_ALL, Total, pack
 
-PROTOCOL_VERSION = 1
-"""The version of the protocol that this software speaks."""
+PROTOCOL_VERSION = 2
+"""The version of the protocol that this software speaks.  Raise it if a kind of statement changes its name or its fields."""
 
 MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
