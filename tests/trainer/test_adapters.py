@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
 from trainer.worker import Task, Worker
 
+Targets = Literal["all", "attention", "mlp"]
+Format = Literal["int8", "int4"]
 SHAPES = [shape | {"tied": tied} for shape in (LLAMA3, QWEN2, QWEN3) for tied in (True, False)]
 TOKENS = torch.arange(24).reshape(2, 12) % 11
 
@@ -46,7 +49,9 @@ def random_factors(config: ModelConfig, adapter: AdapterConfig) -> torch.Tensor:
 
 @pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_model_with_factors_computes_what_the_sum_of_both_matrices_does(shape: dict[str, object], targets: str) -> None:
+def test_a_model_with_factors_computes_what_the_sum_of_both_matrices_does(
+    shape: dict[str, object], targets: Targets
+) -> None:
     config, adapter = ModelConfig.from_mapping(shape), AdapterConfig(rank=3, alpha=5.0, targets=targets)
     values, factors = random_parameters(config), random_factors(config, adapter)
     parts = {p.name: factors[p.offset : p.offset + p.count].view(p.shape) for p in adapter_layout(config, adapter)}
@@ -101,7 +106,7 @@ def test_the_gradients_are_those_of_autograd(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
-def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: str) -> None:
+def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: Targets) -> None:
     config = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 7})
     adapter = AdapterConfig(rank=16, targets=targets)
     model = Decoder(config, small.CPU, base=base_of(config, adapter, random_parameters(config)))
@@ -125,7 +130,9 @@ def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: str) ->
 
 @pytest.mark.parametrize("targets", ["all", "mlp"])
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_a_quantised_model_learns_as_one_with_the_values_of_its_codes(tmp_path: Path, form: str, targets: str) -> None:
+def test_a_quantised_model_learns_as_one_with_the_values_of_its_codes(
+    tmp_path: Path, form: Format, targets: Targets
+) -> None:
     """Bit for bit, gradients too: the values are written into one scratch for each product."""
     model, adapter = ModelConfig.from_mapping(small.MODEL | {"tied": False}), AdapterConfig(rank=4, targets=targets)
     values = random_parameters(model)
