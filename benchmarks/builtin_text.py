@@ -18,7 +18,7 @@ from pathlib import Path
 from peer.corpora.build import build
 from peer.corpora.builtin import OPTIONS, TEXT, builtin_input, read_text
 from peer.corpora.folder import MANIFEST
-from protocol.sync.supplies import file_section
+from protocol.sync.fetchers import file_section
 
 ROOT = Path(__file__).parents[1]
 TAKEN = ("*.md", "kernels/*.py", "protocol/*.py", "trainer/*.py", "peer/*.py", "tui/*.py", "docs/*.py", "benchmarks/*.py")

@@ -119,6 +119,12 @@ class TrainingConfig:
         return self.model.parameters if self.adapter is None else adapter_parameters(self.model, self.adapter)
 
     @property
+    def flops_per_token(self) -> float:
+        """Arithmetic of a trained token, in floating point operations; a frozen matrix has no gradient of its own."""
+        whole = self.model.flops_per_token(self.data.sequence_length)
+        return whole if self.adapter is None else whole - 2.0 * self.model.product_parameters + 6.0 * self.parameters
+
+    @property
     def is_streamed(self) -> bool:
         """True if the trainer keeps its own parameters from round to round."""
         return self.fragments > 1 or self.delay > 0

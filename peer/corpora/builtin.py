@@ -23,7 +23,7 @@ from peer.paths import make_private
 from protocol.blobs.store import BlobStore
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import BUILTIN, SOURCE
-from protocol.sync.supplies import file_section, keep_file
+from protocol.sync.fetchers import file_section, keep_file
 
 TEXT = Path(__file__).with_name("builtin.jsonl.gz")
 OPTIONS = BuildOptions(held_out_percent=5, workers=1)

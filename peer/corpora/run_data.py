@@ -33,7 +33,7 @@ from protocol.formats.section import shortened
 from protocol.formatting import amount, many
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import BUILTIN, CORPORA, EXAMPLES, MAX_WEIGHT, SOURCE_NAME, TOKENIZER, DataSection, builtin_source
-from protocol.sync.supplies import file_section
+from protocol.sync.fetchers import file_section
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.environment import Environment, example_tokens

@@ -71,7 +71,7 @@ from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.run.settings import CorpusSettings, NodeSettings
-from protocol.sync.supplies import paths_of
+from protocol.sync.fetchers import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Network, Session

@@ -22,7 +22,7 @@ from protocol.disk import Disk
 from protocol.events import events as ev
 from protocol.formatting import clean, duration, number, visible
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.sync.supplies import paths_of
+from protocol.sync.fetchers import paths_of
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.device import pick_device

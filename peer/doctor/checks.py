@@ -104,7 +104,7 @@ def at_least(
 
 OPENING_S = 10.0
 """Seconds for the router to open a port; a silent router counts as unable."""
-MIRRORS = 2
+REFLECTORS = 2
 KEEPS = "it keeps ports, so holes can be punched through it"
 RENUMBERS = "it gives each connection a different port, so peers behind such routers meet through a relay"
 
@@ -140,7 +140,7 @@ async def port_keeping(network: Libp2pNetwork) -> str:
         (part[2], int(part[4])) for part in parts if len(part) > 4 and part[1] == "ip4" and is_public("/".join(part[:5]))
     ]
     try:
-        ours, seen = await ports_outside(list(dict.fromkeys(ends))[:MIRRORS])
+        ours, seen = await ports_outside(list(dict.fromkeys(ends))[:REFLECTORS])
     except OSError:
         return ""
     if not seen:

@@ -24,7 +24,7 @@ from protocol.events.events import Event, Notice
 from protocol.formatting import many, size
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import CORPORA as FILES
-from protocol.sync.supplies import file_section, paths_of
+from protocol.sync.fetchers import file_section, paths_of
 from protocol.transport.interface import Network, NetworkError
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body

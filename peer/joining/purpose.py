@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from peer.formatting import MOST_EPOCHS, epochs_read, founders_alone, times_text
-from peer.resources.pace import TYPICAL, flops_a_token, kept_pace, run_s, typical_tokens_per_s
+from peer.resources.pace import FLOPS_A_PARAMETER, TYPICAL, kept_pace, run_s, typical_tokens_per_s
 from peer.resources.requirements import training_needs
 from peer.weights.base_files import base_name
 from protocol.chain.base import round_settings
@@ -49,7 +49,7 @@ def speed_here(manifest: RunManifest, data: Path) -> Speed | None:
 
 def assumed_rate(manifest: RunManifest) -> float:
     """Return the tokens per second that a simulation assumes of one member, whether the loss counts them or not."""
-    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / flops_a_token(manifest))
+    return min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.computed_parameters))
 
 
 def assumed_by(manifest: RunManifest) -> str:

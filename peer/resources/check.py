@@ -176,6 +176,10 @@ ONE_PROCESS = (
     "a peer that makes or verifies rollouts has one process; leave --processes out, start a peer for each GPU (--gpus 0, "
     "--gpus 1), or train with --role trainer"
 )
+FROZEN_STAYS = (
+    "--offload on moves parameters and optimiser, which are small in a run with an adapter, and not its frozen model; leave "
+    "it out, or join a run whose model is in int8 or int4"
+)
 ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
 
 
@@ -204,6 +208,10 @@ def check_division(
         raise PeerError(ONE_PROCESS, ExitCode.RESOURCES)
     gpu = max(free, default=None)
     setup = replace(sole_process(gpu), ranks=ranks)
+    if manifest.adapter is not None:
+        if offload == "on":
+            raise PeerError(FROZEN_STAYS, ExitCode.RESOURCES)
+        return TrainerDivision(setup, gpu, ",".join(map(str, numbers)))
     short = offload == "auto" and gpu is not None and memory_need(manifest, role, setup).gpu > gpu
     trains = role is Role.TRAINER and (offload == "on" or short)
     return TrainerDivision(replace(setup, offload=trains), gpu, ",".join(map(str, numbers)))
@@ -213,7 +221,7 @@ def may_offload(manifest: RunManifest, role: Role, division: TrainerDivision, pl
     """Return True if the trainer can keep parameters and optimiser in the computer's memory, beside a GPU."""
     setup = replace(division.setup, offload=True)
     fits = memory_problem(manifest, role, available_memory(), division.gpu, place, setup) is None
-    return role is Role.TRAINER and division.gpu is not None and fits
+    return role is Role.TRAINER and division.gpu is not None and manifest.adapter is None and fits
 
 
 def check_memory(

@@ -23,8 +23,6 @@ from protocol.run.manifest import RunManifest
 
 FLOPS_A_PARAMETER = 6
 """Floating point operations per token and parameter in training: two forward, four backward (Kaplan et al. 2020)."""
-FROZEN_SHARE = 2 / 3
-"""Share of this arithmetic that a frozen parameter takes below trained ones, because it has no gradient of its own."""
 FILE_NAME, LINE_NAME = "pace.json", "line.json"
 MAX_BYTES = 1024
 KEPT_S, LINE_KEPT_S = 90 * 86_400.0, 30 * 86_400.0
@@ -32,12 +30,6 @@ KEPT_S, LINE_KEPT_S = 90 * 86_400.0, 30 * 86_400.0
 MBIT = 10**6 / 8
 """Bytes a second in a Mbit/s, the unit of run files."""
 MAX_SOURCE_CHARS = 40
-
-
-def flops_a_token(manifest: RunManifest) -> float:
-    """Return the floating point operations a token in the training of a run."""
-    frozen = FROZEN_SHARE * manifest.model.parameters if manifest.adapter is not None else 0.0
-    return FLOPS_A_PARAMETER * (manifest.parameters + frozen)
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class MeasuredPace:
 
     def computed_per_s(self, manifest: RunManifest) -> float:
         """Return the tokens per second that this computer would compute in a run, even if the loss does not count them."""
-        return self.flops / flops_a_token(manifest)
+        return self.flops / (FLOPS_A_PARAMETER * manifest.computed_parameters)
 
     def tokens_per_s(self, manifest: RunManifest) -> float:
         """Return the tokens per second that this computer would train in a run; only tokens that the loss counts."""
@@ -63,7 +55,7 @@ class MeasuredPace:
 
 
 def keep_pace(
-    folder: Path, tokens_per_s: float, parameters: float, source: str, clock: Callable[[], float] = time.time
+    folder: Path, tokens_per_s: float, parameters: int, source: str, clock: Callable[[], float] = time.time
 ) -> MeasuredPace | None:
     """Keep a measured speed of a model with `parameters` in the data directory `folder`, and return it.  Blocking.
 
@@ -132,7 +124,7 @@ CHANGE = 0.1
 
 async def keep_own_pace(folder: Path, status: Callable[[], NodeStatus], manifest: RunManifest) -> None:
     """Keep the speed of a peer that trains in a run, until cancelled.  Rollouts are not kept: their rate includes waits."""
-    kept, share, like = 0.0, manifest.data.counted_share, flops_a_token(manifest) / FLOPS_A_PARAMETER
+    kept, share = 0.0, manifest.data.counted_share
     if manifest.rl is not None:
         return
     while True:
@@ -140,7 +132,7 @@ async def keep_own_pace(folder: Path, status: Callable[[], NodeStatus], manifest
         now = status()
         if now.round and now.tokens_per_s > 0 and abs(now.tokens_per_s - kept) > CHANGE * kept:
             kept = now.tokens_per_s
-            await trio.to_thread.run_sync(keep_pace, folder, kept / share, like, "an earlier run")
+            await trio.to_thread.run_sync(keep_pace, folder, kept / share, manifest.computed_parameters, "an earlier run")
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -179,7 +171,7 @@ def round_s(manifest: RunManifest) -> float:
 def typical_tokens_per_s(manifest: RunManifest, computer: TypicalComputer) -> float:
     """Return the tokens per second that this kind of computer trains in a run; only tokens that the loss counts."""
     step_tokens = manifest.data.sequences_per_step * manifest.data.row_tokens
-    step_s = max(STEP_S, flops_a_token(manifest) * step_tokens / computer.flops)
+    step_s = max(STEP_S, FLOPS_A_PARAMETER * manifest.computed_parameters * step_tokens / computer.flops)
     return step_tokens * manifest.data.counted_share / step_s
 
 

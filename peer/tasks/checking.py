@@ -15,7 +15,7 @@ from peer.paths import FILES, make_private, run_dir
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
-from protocol.sync.supplies import paths_of
+from protocol.sync.fetchers import paths_of
 from protocol.wire.rollouts import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer

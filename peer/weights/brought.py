@@ -56,7 +56,7 @@ from protocol.run.sections import (
     RlSection,
     reads_builtin,
 )
-from protocol.sync.supplies import file_section, keep_file
+from protocol.sync.fetchers import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer

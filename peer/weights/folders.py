@@ -30,7 +30,7 @@ from protocol.disk import Disk
 from protocol.formatting import size
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
-from protocol.sync.supplies import paths_of
+from protocol.sync.fetchers import paths_of
 from protocol.wire.hashes import HASH_BYTES
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters

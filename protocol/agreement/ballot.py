@@ -18,12 +18,13 @@ from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import tolerated
 from protocol.chain.records import quorum_of, record_hash, verify_members, verify_record, verify_votes
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
+from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES, Envelope, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
+    ChunkResult,
     Lock,
     LockName,
     Member,
@@ -376,7 +377,7 @@ def flaw_of_record_proposal(
 ) -> str | None:
     """Return the reason why this record, with its provenance, cannot be the next one; None if it can.
 
-    The signatures of the provenance are left to the auditor.
+    The signatures of the provenance are not checked (`average_statement`).
     """
     try:
         verify_record(settings, record, index, base)
@@ -424,6 +425,15 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
         weights=record.weights,
         amendment=record.amendment,
     )
+
+
+def average_statement(
+    run: Hash, plan: Hash, members: Sequence[Member], chunk: int, entry: ChunkEntry, provenance: Provenance
+) -> Envelope:
+    """Return the signed `ChunkResult` of a chunk; the signature is not checked.  plan: the hash of the plan."""
+    body = ChunkResult(plan=plan, chunk=chunk, entry=entry)
+    signer = PeerId(members[provenance.signers[chunk]].peer)
+    return rebuild(run, ChunkResult.KIND, signer, body.encode(), provenance.signatures[chunk])
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:

@@ -57,7 +57,7 @@ from protocol.agreement.events import (
     View,
 )
 from protocol.agreement.proposer import Proposer, ViewChangeLog
-from protocol.agreement.round_state import RoundState, is_result_lost
+from protocol.agreement.round_state import RoundState
 from protocol.agreement.voter import Voter
 from protocol.allreduce.lateness import Patience
 from protocol.chain.base import Base, RoundSettings
@@ -348,6 +348,15 @@ class RoundMachine:
             return self._end(commit)
         return self._voter.on_result_obtained(root)
 
+    def _is_result_lost(self, commit: Commit, view: View) -> bool:
+        """Return True if every peer that may have the result of a certified record is gone.
+
+        In that case we ignore the record.  If one of these peers comes back, it sends the record again.
+        """
+        members = (PeerId(member.peer) for member in commit.record.members)
+        holders = {*self.base.electors, *members} - {self.me}
+        return bool(holders) and all(self.state.closing.is_gone(peer, view) for peer in holders)
+
     def _end(self, commit: Commit) -> list[RoundEffect]:
         self.state.decided = commit
         return [Committed(commit)]
@@ -365,7 +374,7 @@ class RoundMachine:
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
         """Close the round, lead our attempt, or give up another peer's attempt after its timeout."""
         state = self.state
-        if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
+        if state.decided is not None or (self._certified is not None and not self._is_result_lost(self._certified, view)):
             return []
         self._certified = None
         effects = self._repair()

@@ -9,6 +9,7 @@ from protocol.agreement.ballot import (
     MAX_ATTEMPT,
     Ballot,
     Justification,
+    average_statement,
     check_lock,
     check_view_change,
     demanded,
@@ -17,13 +18,13 @@ from protocol.agreement.ballot import (
     justify,
     plan_of,
 )
-from protocol.agreement.events import RoundEffect, Send, View
+from protocol.agreement.events import Reject, RoundEffect, Send, View
 from protocol.agreement.policy import CALL_S, RESEND_S
 from protocol.agreement.round_state import MAX_LEAD, RoundState
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import index_root, record_hash
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS, rebuild
+from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS, is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -211,8 +212,8 @@ class ViewChangeLog:
 class OwnAttempt:
     """One ballot of which we are the proposer.
 
-    first, second: signatures of votes, by voter.  sent: the trio time at which we last sent a statement.  reporters: members
-    whose report was examined.
+    first, second: signatures of votes, by voter.  sent: the trio time at which we last sent a statement.  asks: True once
+    our proposal asks the members for the result, because our exchange cannot give it, or makes no progress.
     """
 
     ballot: Ballot
@@ -223,7 +224,7 @@ class OwnAttempt:
     first: dict[PeerId, bytes] = field(default_factory=dict)
     second: dict[PeerId, bytes] = field(default_factory=dict)
     proof: PrevoteCertificate | None = None
-    reporters: set[PeerId] = field(default_factory=set)
+    asks: bool = False
 
     def audience(self) -> tuple[PeerId, ...]:
         """Return the members of the plan or the record, and the voters."""
@@ -243,6 +244,8 @@ class Proposer:
     def __init__(self, state: RoundState, calls: ViewChangeLog) -> None:
         self._state, self._calls = state, calls
         self._mine: OwnAttempt | None = None
+        self._false_reporters: set[PeerId] = set()
+        """Members whose report cannot be the result of our plan; each costs us one check in a round."""
 
     @property
     def is_proposing(self) -> bool:
@@ -274,12 +277,12 @@ class Proposer:
             return []
         self._mine = mine = OwnAttempt(ballot, [*view_changes.values()], now, plan)
         if lock is not None:
-            return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
+            return self._put(mine, lock.record, lock.index, lock.provenance, now, lock.proof)
         assert plan is not None
         result = self._state.results.get(plan_hash(plan))
-        takes_part = any(member.peer == self._state.me for member in plan.members)
-        if result is not None and (takes_part or index_root(result[0]) not in self._state.suspected):
-            return self._put_result(mine, result, now)
+        if result is not None:
+            return self._put(mine, self._record(plan, result[0]), *result, now)
+        mine.asks = all(member.peer != self._state.me for member in plan.members)
         return [Send(mine.audience(), self._proposal(mine, plan))]
 
     def _plan_taken_up(self, justification: Justification) -> Plan | None:
@@ -313,49 +316,42 @@ class Proposer:
         if state.is_false(entries):
             return []
         state.note_result(plan, entries, provenance, now)
-        return self._put_when_known(plan, now)
+        mine = self._mine
+        if mine is None or not self.is_proposing or mine.record_proposal is not None:
+            return []
+        if mine.plan is None or plan_hash(mine.plan) != plan:
+            return []
+        return self._put(mine, self._record(mine.plan, entries), entries, provenance, now)
 
     def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
-        """Use a member's report of the exchange that we proposed, if we take no part in it or are stuck in it.
+        """Propose the record of the result that a member reports, if our proposal asked for it and we have none.
 
-        We do not trust the report: we check it like any record proposal before we vote for it.  If the check fails, we use
-        the report of another member.
+        Only its form and its signatures are checked here; we audit it like any record proposal before we vote for it.  If
+        the audit fails, our next attempt uses the report of another member.  It is not kept as the result of our exchange.
         """
         state, mine = self._state, self._mine
-        if mine is None or mine.plan is None or report.plan != plan_hash(mine.plan):
+        if mine is None or not mine.asks or not self.is_proposing or mine.record_proposal is not None:
             return []
-        members = [PeerId(member.peer) for member in mine.plan.members]
-        known = state.results.get(Hash(report.plan))
-        root = index_root(report.index)
-        if sender not in members or root in state.suspected or sender in mine.reporters:
+        plan = mine.plan
+        if plan is None or report.plan != plan_hash(plan) or all(member.peer != sender for member in plan.members):
             return []
-        if state.me in members and state.idle_s(now) < CALL_S:
-            return []  # our own exchange makes progress
-        if known is not None and index_root(known[0]) not in state.suspected:
+        if sender in self._false_reporters or index_root(report.index) in state.suspected or state.is_false(report.index):
             return []
-        mine.reporters.add(sender)
-        record = self._record(mine.plan, report.index)
-        if flaw_of_record_proposal(state.settings, state.base, record, report.index, report.provenance) is not None:
-            return []
-        if plan_of(record, report.provenance) != mine.plan or state.is_false(report.index):
-            return []
-        state.note_result(Hash(report.plan), tuple(report.index), report.provenance, now)
-        return self._put_when_known(Hash(report.plan), now)
+        if not self._is_sound(report, plan):
+            self._false_reporters.add(sender)
+            return [Reject(sender, Report.KIND, "its result has another plan, or averages that no member signed")]
+        return self._put(mine, self._record(plan, report.index), report.index, report.provenance, now)
 
-    def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:
-        state, mine = self._state, self._mine
-        if mine is None or mine.plan is None or mine.record_proposal is not None or plan_hash(mine.plan) != plan:
-            return []
-        if mine.ballot.attempt != state.attempt:
-            return []
-        return self._put_result(mine, state.results[plan], now)
-
-    def _put_result(
-        self, mine: OwnAttempt, result: tuple[tuple[ChunkEntry, ...], Provenance], now: float
-    ) -> list[RoundEffect]:
-        assert mine.plan is not None
-        entries, provenance = result
-        return self._put(mine, self._record(mine.plan, entries), entries, provenance, None, now)
+    def _is_sound(self, report: Report, plan: Plan) -> bool:
+        """Return True if this can be the result of the plan and members signed all averages, at 0.1 ms a signature."""
+        run, base, index, provenance = self._state.settings.run, self._state.base, report.index, report.provenance
+        record = self._record(plan, index)
+        if flaw_of_record_proposal(self._state.settings, base, record, index, provenance) is not None:
+            return False
+        return plan_of(record, provenance) == plan and all(
+            is_authentic(average_statement(run, Hash(report.plan), plan.members, chunk, entry, provenance))
+            for chunk, entry in enumerate(index)
+        )
 
     def _put(
         self,
@@ -363,10 +359,10 @@ class Proposer:
         record: Record,
         index: Sequence[ChunkEntry],
         provenance: Provenance,
-        proof: Certificate | None,
         now: float,
+        proof: Certificate | None = None,
     ) -> list[RoundEffect]:
-        """Propose a record."""
+        """Propose a record.  proof: the proof of the lock that it carries on, if it does."""
         mine.record_proposal = RecordProposal(
             attempt=mine.ballot.attempt,
             absent=list(mine.ballot.absent),
@@ -433,6 +429,7 @@ class Proposer:
             return []  # the exchange makes progress: who lacks the plan is sent it by others
         mine.sent = now
         if mine.record_proposal is None:
+            mine.asks = True
             return [Send(mine.audience(), self._proposal(mine, mine.plan))] if mine.plan is not None else []
         unmoved = tuple(peer for peer in mine.audience() if peer not in mine.first and peer not in mine.second)
         effects: list[RoundEffect] = [Send(unmoved, mine.record_proposal)] if unmoved else []

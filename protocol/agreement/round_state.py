@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol.agreement.ballot import Ballot, blank, is_in
-from protocol.agreement.events import View
 from protocol.agreement.policy import ClosingPolicy
 from protocol.allreduce.assignment import plan_hash
 from protocol.allreduce.lateness import SPREAD, Patience
@@ -135,43 +134,3 @@ class RoundState:
     def is_false(self, index: Sequence[ChunkEntry]) -> bool:
         """Return True if a result with this index has an average that is proven wrong."""
         return bool(self.disproved) and any((chunk, entry.hash) in self.disproved for chunk, entry in enumerate(index))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Lock, plan and certified record: a round carries each of them on while the peers needed for it are present.  Pure.
-#
-# If members vote, only crashes are tolerated, and too many members may be gone for a quorum to carry on a lock or a plan.
-# The lock or plan is dropped in that case: otherwise their deaths would end a run that has just begun.  It is also dropped
-# if others here did most of the recent work: they would not follow its record, and its members would make it for ever.
-
-
-def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
-    """Return our voter state, but without locks if the lock for this ballot cannot be carried on."""
-    kept = state.kept
-    lock = kept.reduced if ballot.absent else kept.lock
-    if lock is None or _are_here(state, lock.record.members, ballot, view):
-        return kept
-    return kept.model_copy(update={"lock": None, "reduced": None})
-
-
-def carried_plan(state: RoundState, ballot: Ballot, view: View) -> Hash | None:
-    """Return the hash of the plan that we accepted, if it is still valid and can be carried on."""
-    plan = state.plan
-    return state.standing_plan() if plan is not None and _are_here(state, plan.members, ballot, view) else None
-
-
-def is_result_lost(state: RoundState, commit: Commit, view: View) -> bool:
-    """Return True if every peer that may have the result of a certified record is gone.
-
-    In that case we ignore the record.  If one of these peers comes back, it sends the record again.
-    """
-    members = (PeerId(member.peer) for member in commit.record.members)
-    holders = {*state.base.electors, *members} - {state.me}
-    return bool(holders) and all(state.closing.is_gone(peer, view) for peer in holders)
-
-
-def _are_here(state: RoundState, members: Sequence[Member], ballot: Ballot, view: View) -> bool:
-    """Return True if a quorum of these members is present, and others do not outweigh them, or if members do not vote."""
-    peers = [PeerId(member.peer) for member in members]
-    here = sum(not state.closing.is_gone(peer, view) for peer in peers)
-    return not ballot.members or (here > len(peers) // 2 and not state.closing.are_outweighed(peers, view))

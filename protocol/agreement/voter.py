@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.agreement.ballot import (
@@ -22,14 +23,14 @@ from protocol.agreement.ballot import (
 )
 from protocol.agreement.events import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send, View
 from protocol.agreement.policy import CALL_S, RESEND_S
-from protocol.agreement.round_state import MAX_LEAD, RoundState, carried_lock, carried_plan
+from protocol.agreement.round_state import MAX_LEAD, RoundState
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import RoundSettings
 from protocol.chain.records import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report, Step, Vote, VoterState
+from protocol.wire.messages import Member, Plan, PrevoteCertificate, Proposal, RecordProposal, Report, Step, Vote, VoterState
 
 
 @dataclass
@@ -94,10 +95,8 @@ class Voter:
             self.called, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
-        binding = carried_lock(state, ballot, view)
-        view_change = view_change_of(
-            binding, ballot, state.closing.held(view, state.outer), carried_plan(state, ballot, view)
-        )
+        binding, plan = self._carried_lock(ballot, view), self._carried_plan(ballot, view)
+        view_change = view_change_of(binding, ballot, state.closing.held(view, state.outer), plan)
         if view_change is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -107,6 +106,31 @@ class Voter:
         """Return True if, as far as we know, the accepted plan has no result yet."""
         plan = self._state.plan
         return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
+
+    # A round carries on a lock and a plan while the peers needed for it are present.  If members vote, only crashes are
+    # tolerated, and too many members may be gone for a quorum to carry on a lock or a plan.  It is dropped in that case:
+    # otherwise their deaths would end a run that has just begun.  It is also dropped if others here did most of the recent
+    # work: they would not follow its record, and its members would make it for ever.
+
+    def _carried_lock(self, ballot: Ballot, view: View) -> VoterState:
+        """Return our voter state, but without locks if the lock for this ballot cannot be carried on."""
+        kept = self._state.kept
+        lock = kept.reduced if ballot.absent else kept.lock
+        if lock is None or self._are_here(lock.record.members, ballot, view):
+            return kept
+        return kept.model_copy(update={"lock": None, "reduced": None})
+
+    def _carried_plan(self, ballot: Ballot, view: View) -> Hash | None:
+        """Return the hash of the plan that we accepted, if it is still valid and can be carried on."""
+        state = self._state
+        is_carried = state.plan is not None and self._are_here(state.plan.members, ballot, view)
+        return state.standing_plan() if is_carried else None
+
+    def _are_here(self, members: Sequence[Member], ballot: Ballot, view: View) -> bool:
+        """Return True if a quorum of these members is present and others do not outweigh them, or if members do not vote."""
+        closing, peers = self._state.closing, [PeerId(member.peer) for member in members]
+        here = sum(not closing.is_gone(peer, view) for peer in peers)
+        return not ballot.members or (here > len(peers) // 2 and not closing.are_outweighed(peers, view))
 
     def _due(self, view: View, now: float) -> Ballot | None:
         """Return the ballot that is due, after moving on to the first attempt whose proposer can propose."""

@@ -24,7 +24,7 @@ from typing import Protocol
 import trio
 
 from kernels.layout import Layout
-from protocol.agreement.ballot import plan_of
+from protocol.agreement.ballot import average_statement, plan_of
 from protocol.allreduce.assignment import is_committed, plan_hash, takeover_order
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, right_hash
@@ -36,10 +36,10 @@ from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Envelope, decode_body, is_authentic, rebuild
+from protocol.wire.envelope import Envelope, decode_body, is_authentic
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, ChunkResult, Provenance, Record, members_in
+from protocol.wire.messages import ChunkEntry, Provenance, Record, members_in
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 
 SHARE = 50
@@ -277,8 +277,7 @@ class _Case:
 
     def statement(self, run: Hash, chunk: int) -> Envelope:
         """Return the signed `ChunkResult` of a chunk; the signature is not checked."""
-        body = ChunkResult(plan=self.name, chunk=chunk, entry=self.index[chunk])
-        return rebuild(run, ChunkResult.KIND, self.signer(chunk), body.encode(), self.provenance.signatures[chunk])
+        return average_statement(run, self.name, self.plan.members, chunk, self.index[chunk], self.provenance)
 
     def lot(self, seed: bytes) -> Callable[[int], bytes]:
         """Return a sort key that puts chunks in an order drawn by `seed`."""

@@ -152,14 +152,18 @@ class ModelConfig(Section):
         layer = norms + biases + (2 * self.query_width + 2 * self.kv_width + 3 * self.ffn) * self.dim
         return self.vocab * self.dim * (1 if self.tied else 2) + self.dim + self.layers * layer
 
+    @property
+    def product_parameters(self) -> int:
+        """Parameters of all but the embedding, and of the output weights."""
+        return self.parameters - (0 if self.tied else self.vocab * self.dim)
+
     def flops_per_token(self, length: int) -> float:
         """Return the floating point operations of training on a token of rows of `length` tokens.
 
         Forward and backward pass: six for each parameter of a product, the output weights included and the embedding not
         (Kaplan et al. 2020), and those of causal attention, in which a token sees half of its row on average.
         """
-        products = self.parameters - (0 if self.tied else self.vocab * self.dim)
-        return 6.0 * products + 6.0 * self.layers * self.query_width * length
+        return 6.0 * self.product_parameters + 6.0 * self.layers * self.query_width * length
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,7 @@ class Contributor:
             return 0.0
         return (trio.current_time() if ahead.stopped is None else ahead.stopped) - ahead.begun
 
-    def train_ahead(self, base: Base, work: Work, start: Callable[..., None]) -> None:
+    def train_ahead(self, base: Base, work: Work, start: Callable[..., object]) -> None:
         """Begin to train for the round after `base`, in a streamed run, because we have contributed to the one on `base`.
 
         work: our work in the round on `base`; if it contains no training, the next round begins with the state, because the

@@ -91,8 +91,10 @@ class CopyCensus:
         self._has_files, self._has_start = has_files, has_start
         manifest = corpora.manifest
         self._is_open = manifest.admission is Admission.OPEN
-        begins = manifest.initial_bytes > 0 and manifest.genesis is not None
-        self._files_bytes = sum(file.size for file in manifest.files.values())
+        begins = bool(manifest.initial_bytes) and manifest.genesis is not None
+        base = manifest.base
+        elsewhere = base.size_bytes if base is not None and (base.mirrors or not base.share) else 0
+        self._files_bytes = sum(file.size for file in manifest.files.values()) - elsewhere
         self._start_bytes = manifest.reference_bytes or (manifest.state_bytes if begins else 0)
         """Size of the weights with which the run compares its own; 0 if there are none."""
         self._numbers: BlockNumbers | None = None

@@ -26,7 +26,7 @@ from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.copies import CopyCensus
 from protocol.offload import Offload
-from protocol.sync.supplies import RunFiles
+from protocol.sync.fetchers import RunFiles
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -27,7 +27,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.node.contributor import Work
 from protocol.offload import Offload
-from protocol.sync.supplies import StateFetcher
+from protocol.sync.fetchers import StateFetcher
 from protocol.transport.interface import Landing, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -179,8 +179,8 @@ class ResultSources:
     activity: shows the reason for a wait.
     """
 
-    def __init__(self, supplies: StateFetcher, membership: Membership, activity: Activity) -> None:
-        self._supplies, self._membership, self._activity = supplies, membership, activity
+    def __init__(self, fetcher: StateFetcher, membership: Membership, activity: Activity) -> None:
+        self._fetcher, self._membership, self._activity = fetcher, membership, activity
 
     async def fetch(self, effect: ObtainResult, missing: Sequence[int], into: memoryview) -> None:
         """Fetch the missing chunks of a result; try again until all are here, or until cancelled.
@@ -189,7 +189,7 @@ class ResultSources:
         it (`protocol.node.lifecycle.LivenessTicker`).
         """
         failures, sources = 0, effect.sources
-        while not await self._supplies.fetch_chunks(effect.record, effect.index, missing, into, sources):
+        while not await self._fetcher.fetch_chunks(effect.record, effect.index, missing, into, sources):
             failures += 1
             if failures >= FAILURES:
                 others = sorted(self._membership.live_peers(), key=self._membership.has_member, reverse=True)

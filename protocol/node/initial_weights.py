@@ -19,7 +19,7 @@ from protocol.chain.results import CheckpointName
 from protocol.disk import fill, size_of
 from protocol.offload import Offload
 from protocol.run.manifest import BF16_BYTES
-from protocol.sync.supplies import StateFetcher
+from protocol.sync.fetchers import StateFetcher
 from protocol.transport.interface import Session
 
 INITIAL = "initial.bf16"
@@ -33,8 +33,8 @@ LOST = "no peer has the weights that the run began with; join such a run before 
 class InitialWeights:
     """Initial weights in bf16, in the file at `path`."""
 
-    def __init__(self, session: Session, replica: Replica, supplies: StateFetcher, offload: Offload, path: Path) -> None:
-        self._session, self._replica, self._supplies, self._offload = session, replica, supplies, offload
+    def __init__(self, session: Session, replica: Replica, fetcher: StateFetcher, offload: Offload, path: Path) -> None:
+        self._session, self._replica, self._fetcher, self._offload = session, replica, fetcher, offload
         self._path = path
 
     async def run(self) -> None:
@@ -45,7 +45,7 @@ class InitialWeights:
         history = self._replica.history
         while self._replica.manifest.genesis is not None and 0 not in self._replica.store.checkpoints.of(history):
             sources = sorted(self._session.network.connected())
-            if not history.length or not await self._supplies.fetch_genesis(sources):
+            if not history.length or not await self._fetcher.fetch_genesis(sources):
                 await trio.sleep(KEEP_RETRY_S)
 
     async def until_here(self, show: Callable[[str], None]) -> Path:
@@ -60,7 +60,7 @@ class InitialWeights:
                 continue
             show(FETCHING if manifest.genesis is not None else LOST)
             sources = sorted(self._session.network.connected())
-            if manifest.genesis is not None and await self._supplies.fetch_genesis(sources):
+            if manifest.genesis is not None and await self._fetcher.fetch_genesis(sources):
                 await self._offload(self._write_checkpoint)
             else:
                 await trio.sleep(RETRY_S)

@@ -27,9 +27,9 @@ from protocol.node.state import StateKeeper
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.sections import Unit
 from protocol.run.settings import NodeSettings
+from protocol.sync.fetchers import RunFiles
 from protocol.sync.following import Following
 from protocol.sync.remote_chains import Claims
-from protocol.sync.supplies import RunFiles
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -42,10 +42,10 @@ from protocol.rollouts.trainer import SharedTrainer
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings
 from protocol.sync.catch_up import CatchUp
+from protocol.sync.fetchers import RunFiles, StateFetcher, paths_of
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS, ForkChoice
 from protocol.sync.remote_chains import Claims
-from protocol.sync.supplies import RunFiles, StateFetcher, paths_of
 from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
@@ -104,8 +104,8 @@ class Node:
         )
         self._blocks = self._make_blocks(trainer)
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
-        supplies = StateFetcher(session, replica, offload, self._swarm)
-        self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
+        fetcher = StateFetcher(session, replica, offload, self._swarm)
+        self._catch_up = CatchUp(session, replica, offload, fetcher, initialise)
         anchor = settings.anchor or replica.store.chosen()
         choice = ForkChoice(replica, membership, activity, anchor)
         self._following = Following(session, guard, self._catch_up, choice, claims)
@@ -115,10 +115,10 @@ class Node:
         self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
-        self._initial = initial = self._make_initial_weights(supplies)
+        self._initial = initial = self._make_initial_weights(fetcher)
         own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
         self._contributor = Contributor(session, replica, settings, offload, own_trainer, self.extensions, self._rollouts)
-        self._rounds = rounds = self._make_rounds(supplies)
+        self._rounds = rounds = self._make_rounds(fetcher)
         self._ejections.listeners.append(rounds.on_verdict)
         self._heartbeats = Heartbeats(
             session, settings, self._history, membership, self._pace, activity, lambda: rounds.work
@@ -147,12 +147,12 @@ class Node:
             trainer.report_missing(blocks.ask)
         return blocks
 
-    def _make_initial_weights(self, supplies: StateFetcher) -> InitialWeights | None:
+    def _make_initial_weights(self, fetcher: StateFetcher) -> InitialWeights | None:
         """Build the keeper of the weights with which preferences are compared; return None in other runs."""
         session, replica, folder = self._session, self._replica, self._settings.corpora.blocks
         if not replica.manifest.initial_bytes or folder is None:
             return None
-        return InitialWeights(session, replica, supplies, self._offload, folder.with_name(INITIAL))
+        return InitialWeights(session, replica, fetcher, self._offload, folder.with_name(INITIAL))
 
     def _has_start_weights(self) -> bool:
         """Return True if the weights with which the run compares its own are here, or do not exist yet.
@@ -188,11 +188,11 @@ class Node:
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
-    def _make_rounds(self, supplies: StateFetcher) -> Rounds:
+    def _make_rounds(self, fetcher: StateFetcher) -> Rounds:
         session, replica, offload, membership = self._session, self._replica, self._offload, self._membership
         peers = RoundPeers(session, self._guard, self._handshake, membership, self._ejections, self._activity)
         votes = VoteLog(session, replica, offload, membership, is_copy=self._settings.is_copy)
-        sources = ResultSources(supplies, membership, self._activity)
+        sources = ResultSources(fetcher, membership, self._activity)
         return Rounds(peers, replica, offload, votes, sources, self._contributor)
 
     def _make_life(self) -> Life:

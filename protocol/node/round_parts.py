@@ -231,24 +231,30 @@ class Deliveries:
         inbox: receives the statements that we address to ourselves.  nursery: the nursery of the round; None for a delivery
         that outlives the round, as our commits do: a commit ends our round before the other peers have received it.
         """
-        session, guard = self._peers.session, self._peers.guard
-        start = guard.start if nursery is None else nursery.start_soon
+        session = self._peers.session
         if isinstance(effect, Forward):
-            start(self._deliver, effect.to, effect.what, effect.raw)
+            self._start(effect.to, effect.what, effect.raw, nursery)
             return
         if isinstance(effect.body, Commit):
-            start = guard.start
+            nursery = None
         envelope = session.seal(effect.body)
         for peer in effect.to:
             if peer == session.me:
                 inbox.receive(peer, effect.body, envelope)
             else:
-                start(self._deliver, peer, envelope.kind, envelope.raw)
+                self._start(peer, envelope.kind, envelope.raw, nursery)
+
+    def _start(self, peer: PeerId, what: str, raw: bytes, nursery: trio.Nursery | None) -> None:
+        """Start a delivery, which counts from now on: its task takes its first step later."""
+        if nursery is not None:
+            nursery.start_soon(self._deliver, peer, what, raw)
+        elif not self._peers.guard.start(self._deliver, peer, what, raw):
+            return  # the node is at its end
+        self._under_way += 1
 
     async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
         """Deliver a statement with best effort; the machine sends important statements again."""
         session = self._peers.session
-        self._under_way += 1
         try:
             for attempt in range(2):
                 try:

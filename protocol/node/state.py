@@ -179,7 +179,7 @@ class StateKeeper:
 
     async def _take_digest(self) -> None:
         self._digest = await self._offload(self._replica.state.digest)
-        self._catch_up.supplies.offer_genesis()
+        self._catch_up.fetcher.offer_genesis()
 
     # -- between rounds -----------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class StateKeeper:
         self._show_mending(holders, limit_s)
         async with self.changing:
             try:
-                await catch_up.supplies.bring(history, catch_up.present(history.length), self._claims.sources())
+                await catch_up.fetcher.bring(history, catch_up.present(history.length), self._claims.sources())
                 await catch_up.replay()
             except WrongState:
                 await self._from_others()
@@ -288,7 +288,7 @@ class StateKeeper:
         await self.restore()
         history, state = self._replica.history, self._replica.state
         if state.rounds < history.length:
-            await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=state.rounds)
+            await self._catch_up.fetcher.fetch_newest_checkpoint(history, self._claims.sources(), at_least=state.rounds)
             await self.restore()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class StateKeeper:
                 self._digest = await self._catch_up.apply(commit, result)
             except WrongState:
                 return False
-            self._catch_up.supplies.offer_genesis()
+            self._catch_up.fetcher.offer_genesis()
         return history.length % self._replica.manifest.checkpoint_interval == 0
 
     async def checkpoint(self) -> None:
@@ -352,6 +352,6 @@ class StateKeeper:
         async with self.changing:
             await self.restore()
             if self._digest == before and len(history.roster.electorate.electors) >= FEWEST_SEATED:
-                await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=0)
+                await self._catch_up.fetcher.fetch_newest_checkpoint(history, self._claims.sources(), at_least=0)
                 await self.restore()
         self._second_thoughts.had(history.length, ours_was_right=self._digest == before)

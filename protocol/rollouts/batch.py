@@ -237,7 +237,7 @@ class PooledBatch:
         return self.author, Hash(self.body.tip), self.body.number
 
     @property
-    def place(self) -> tuple[Slot, Hash]:
+    def past_key(self) -> tuple[Slot, Hash]:
         """Key that recognises the batch after we have forgotten it."""
         return self.slot, self.root
 

@@ -323,7 +323,7 @@ class Pool:
         batch = PooledBatch(author, body, event.raw, now, bytes_=BytesLocation.HERE if is_ours else BytesLocation.ABSENT)
         if batch.key in self._batches:
             return []
-        batch.decision = self._past.get(batch.place)
+        batch.decision = self._past.get(batch.past_key)
         effects: list[PoolEffect] = [ForwardBatch()]
         if not is_ours:
             loser = self._room.make(batch, self._batches.values())
@@ -483,5 +483,5 @@ class Pool:
         del self._slots[batch.slot]
         effects = [*self._context.decide(batch, Decision.STALE), *discard(batch)]
         if batch.led and batch.decision is not None:
-            self._past[batch.place] = batch.decision
+            self._past[batch.past_key] = batch.decision
         return effects

@@ -19,7 +19,7 @@ from protocol.trainer_link import RolloutLink, SharedTaskFile, StateMark
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.presence import Phase, Role
-from protocol.wire.rollouts import AdmittedSet, Place
+from protocol.wire.rollouts import AdmittedSet, SetKey
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Work status of a rollout peer or a validator: computing, or the reason for not computing.
@@ -208,22 +208,22 @@ class LoadedTasks:
 
     def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: TrainerLock) -> None:
         self._session, self._tasks, self._link, self._turn = session, tasks, link, turn
-        self._given: Mapping[Place, SharedTaskFile] = {}
-        self._held: frozenset[Place] = frozenset()
+        self._given: Mapping[SetKey, SharedTaskFile] = {}
+        self._held: frozenset[SetKey] = frozenset()
         self._pid: int | None = None
         self._again_at, self._told = inf, ""
 
     def has(self, sets: Sequence[AdmittedSet]) -> bool:
         """Return True if the process has all of these sets."""
-        return not sets or (self._pid == self._link.pid and self._held.issuperset(each.place for each in sets))
+        return not sets or (self._pid == self._link.pid and self._held.issuperset(each.key for each in sets))
 
     def missing(self, version: int) -> str:
         """Return the reason why a version must wait for its tasks, as a sentence; empty if all tasks are in the process."""
         for each in self._tasks.at(version).live:
             if each.root not in self._tasks.files.digests:
                 return f"the tasks of the set {each.name} ({each.root.hex()[:12]}) are still being fetched"
-            if each.place in self._tasks.unusable:
-                return f"the tasks of the set {each.name} cannot be used here: {self._tasks.unusable[each.place]}"
+            if each.key in self._tasks.unusable:
+                return f"the tasks of the set {each.name} cannot be used here: {self._tasks.unusable[each.key]}"
             if not self.has([each]):
                 return f"the trainer process reads the tasks of the set {each.name}"
         return ""
@@ -243,8 +243,8 @@ class LoadedTasks:
             refused = await self._link.use_tasks([*wanted.values()])
             self._pid = self._link.pid
         self._given = wanted
-        self._held = frozenset(place for place, file in wanted.items() if file.first not in refused)
-        self._tasks.note_unusable({place: refused[file.first] for place, file in wanted.items() if file.first in refused})
+        self._held = frozenset(key for key, file in wanted.items() if file.first not in refused)
+        self._tasks.note_unusable({key: refused[file.first] for key, file in wanted.items() if file.first in refused})
         self._again_at = trio.current_time() + AGAIN_S if refused else inf
         text = "; ".join(self._tasks.unusable.values())
         if text and text != self._told:

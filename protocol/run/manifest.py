@@ -49,8 +49,8 @@ from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import MAX_USED_BY_ALL, Total, pack
 
-PROTOCOL_VERSION = 1
-"""The version of the protocol that this software speaks."""
+PROTOCOL_VERSION = 2
+"""The version of the protocol that this software speaks.  Raise it if a kind of statement changes its name or its fields."""
 
 MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
@@ -364,6 +364,12 @@ class RunManifest(Section, Body):
     def parameters(self) -> int:
         """Parameters that are trained and exchanged: all of the model, or the values of the adapter."""
         return self.model.parameters if self.adapter is None else adapter_parameters(self.model, self.adapter)
+
+    @property
+    def computed_parameters(self) -> int:
+        """Number of parameters that give the arithmetic of a token: a frozen one takes four operations, another one six."""
+        frozen = self.model.parameters if self.adapter is not None else 0
+        return self.parameters + 2 * frozen // 3
 
     @property
     def files(self) -> dict[str, FileSection]:

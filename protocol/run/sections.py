@@ -184,6 +184,13 @@ class BaseSection(Section):
     share: bool = True
     """True if peers give the files to each other; False for a licence under which everybody has to get them alone."""
 
+    def _problems(self) -> Problems:
+        names = [file.path for file in self.files]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            yield "files", f"{twice[0]} is listed twice among the files of the frozen model; remove one of them"
+        if "config.json" not in names:
+            yield "files", "config.json is not among the files of the frozen model, which it describes; add it"
+
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""

@@ -1,7 +1,7 @@
 """Advance of the outer state to the end of a chain: state = checkpoint + replay.
 
 All functions work from the disk: from a checkpoint, or genesis, and the results of the records after it.  Missing files are
-fetched beforehand (`protocol.sync.supplies`).  The same code serves a restart, a peer that is some rounds behind, a
+fetched beforehand (`protocol.sync.fetchers`).  The same code serves a restart, a peer that is some rounds behind, a
 newcomer, a repair and a change of branches.
 """
 
@@ -20,7 +20,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.events.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.offload import Offload
-from protocol.sync.supplies import StateFetcher
+from protocol.sync.fetchers import StateFetcher
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -45,7 +45,7 @@ class CatchUp:
     session: Session
     replica: Replica
     offload: Offload
-    supplies: StateFetcher
+    fetcher: StateFetcher
     initialise: Callable[[memoryview], Awaitable[None]] | None
     _begun: bool = field(default=False, init=False)
     """True if the state after 0 rounds was loaded from a checkpoint."""
@@ -70,7 +70,7 @@ class CatchUp:
 
     async def begin(self, sources: Sequence[PeerId]) -> bool:
         """Load the state before the first round, which the manifest names, from a peer; return False if no peer has it."""
-        if 0 not in self._checkpoints() and not await self.supplies.fetch_genesis(sources):
+        if 0 not in self._checkpoints() and not await self.fetcher.fetch_genesis(sources):
             return False
         await self.restore()
         return self._begun

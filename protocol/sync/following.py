@@ -185,7 +185,7 @@ class Following:
         is long over for the others.  Strangers delay only a peer without any record.
         """
         is_new = self._replica.history.length == 0
-        progressed_at = max(self.chains.progressed_at, self._catch_up.supplies.progressed_at)
+        progressed_at = max(self.chains.progressed_at, self._catch_up.fetcher.progressed_at)
         is_moving = min(waited_s, trio.current_time() - progressed_at) < BEHIND_S
         if was_away and is_moving and self._claims.is_far_behind():
             return True
@@ -223,7 +223,7 @@ class Following:
             return
         history = self._replica.history
         branch = Branch(history, self._replica.store.branches, "", rounds)
-        reached = await self._catch_up.supplies.bring(branch, self._catch_up.present(rounds), self._claims.sources())
+        reached = await self._catch_up.fetcher.bring(branch, self._catch_up.present(rounds), self._claims.sources())
         if reached == rounds and branch.is_rooted:
             self._move = Move(branch, rounds, self._session.me, history.tip)
 
@@ -310,7 +310,7 @@ class Following:
             return
         self.chains.repay(look)
         present = self._catch_up.present(branch.common)
-        rounds = await self._catch_up.supplies.bring(Upto(branch, choice.rounds), present, claims.sources(peer))
+        rounds = await self._catch_up.fetcher.bring(Upto(branch, choice.rounds), present, claims.sources(peer))
         is_fork = branch.is_rooted and branch.common < self._replica.history.length
         if rounds is None or not branch.is_rooted or rounds <= branch.common or (is_fork and rounds < choice.rounds):
             claims.disbelieve(peer, is_unanswered=True)

@@ -188,8 +188,8 @@ class TaskSetCommands:
 
     def _shown(self, body: TaskSet, publisher: str, state: str, admitted: AdmittedSet | None = None) -> dict[str, Any]:
         slot = admitted.slot if admitted is not None else 0
-        counting, place = self._sets.counting, (slot, Hash(body.root))
-        counts = counting.of_set(*place).values()
+        counting, key = self._sets.counting, (slot, Hash(body.root))
+        counts = counting.of_set(*key).values()
         return {
             "id": body.root.hex(),
             "name": body.name,
@@ -204,6 +204,6 @@ class TaskSetCommands:
             "agreeing": sum(each.agreeing for each in counts),
             "scored_twice": sum(each.scored_twice for each in counts),
             "same": sum(each.same for each in counts),
-            "fault": counting.fault(place, body.count),
+            "fault": counting.fault(key, body.count),
             "unusable": self._sets.unusable.get((slot, Hash(body.root)), ""),
         }

@@ -31,7 +31,7 @@ from protocol.trainer_link import Tried
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.rollouts import MAX_SET_TASKS, UNSCORED, Place
+from protocol.wire.rollouts import MAX_SET_TASKS, UNSCORED, SetKey
 
 LEAST_ATTEMPTS = 32
 """Fewest attempts at a task for its solve rate to count."""
@@ -151,7 +151,7 @@ class OutcomeCounts:
     """
 
     def __init__(self) -> None:
-        self._sets: dict[Place, dict[int, dict[str, TaskCounts]]] = {}
+        self._sets: dict[SetKey, dict[int, dict[str, TaskCounts]]] = {}
         self.is_new = False
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None], sets: Mapping[int, Hash]) -> None:
@@ -185,25 +185,25 @@ class OutcomeCounts:
 
     def keep_only(self, sets: Mapping[int, Hash]) -> None:
         """Forget the counts of all other sets."""
-        self._sets = {place: of_set for place, of_set in self._sets.items() if sets.get(place[0]) == place[1]}
+        self._sets = {(slot, root): of_set for (slot, root), of_set in self._sets.items() if sets.get(slot) == root}
 
     def of_set(self, slot: int, root: Hash) -> Mapping[int, TaskCounts]:
         """Return the outcomes of a set by task, summed over all makers."""
         tasks = self._sets.get((slot, root), {})
         return {task: sum(by_maker.values(), start=TaskCounts()) for task, by_maker in tasks.items()}
 
-    def fault(self, place: Place, count: int) -> str:
+    def fault(self, key: SetKey, count: int) -> str:
         """Return the fault of the set in a slot, as `fault_of` does."""
-        return fault_of(count, self._sets.get(place, {}).values())
+        return fault_of(count, self._sets.get(key, {}).values())
 
-    def against(self, tasks: TasksInForce, lost: Collection[Place] = ()) -> int | None:
+    def against(self, tasks: TasksInForce, lost: Collection[SetKey] = ()) -> int | None:
         """Return the sets that fall out by our counts: bit i for the amendment's i-th set; None if no set falls out.
 
         lost: sets that fall out whatever their counts.
         """
         mask = 0
         for at, each in enumerate(tasks.sets):
-            is_bad = each.place in lost or self.fault(each.place, each.count)
+            is_bad = each.key in lost or self.fault(each.key, each.count)
             if each.slot not in tasks.fallen and is_bad:
                 mask |= 1 << at
         return mask or None
@@ -219,8 +219,8 @@ class OutcomeCounts:
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):
             raise ValueError("the counts are not a map")
-        for place, of_set in fields.items():
-            slot, _, root = place.partition(" ")
+        for key, of_set in fields.items():
+            slot, _, root = key.partition(" ")
             if not root:
                 raise ValueError("counts in another format")
             made._sets[int(slot), Hash(bytes.fromhex(root))] = _decoded(of_set)

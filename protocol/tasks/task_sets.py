@@ -32,7 +32,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
-from protocol.wire.rollouts import AdmittedSet, Amendment, Place, TaskSet
+from protocol.wire.rollouts import AdmittedSet, Amendment, SetKey, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Offers of sets of tasks that one peer has received.  This part is pure.
@@ -101,29 +101,29 @@ VOTE_S = 30.0
 
 
 class LostSets:
-    """Lost sets at one peer.  places: the places of the sets that could not be fetched or used for `LOST_S`."""
+    """Lost sets at one peer.  keys: the keys of the sets that could not be fetched or used for `LOST_S`."""
 
     def __init__(self, session: Session, replica: Replica) -> None:
         self._session, self._replica = session, replica
-        self._lacking: dict[Place, float] = {}
+        self._lacking: dict[SetKey, float] = {}
         """Sets in force that we lack or cannot use, each with the time at which that began."""
-        self.places: frozenset[Place] = frozenset()
+        self.keys: frozenset[SetKey] = frozenset()
 
-    def note(self, tasks: TasksInForce, here: Container[Hash], unusable: Mapping[Place, str], now: float) -> None:
+    def note(self, tasks: TasksInForce, here: Container[Hash], unusable: Mapping[SetKey, str], now: float) -> None:
         """Mark sets in force as lost that have been unavailable for `LOST_S`, until we can use them again.
 
         here: the roots of the sets that we have.  unusable: the sets that we cannot use, with the reasons.
         """
-        lacking = [each for each in tasks.live if each.root not in here or each.place in unusable]
-        self._lacking = {each.place: self._lacking.get(each.place, now) for each in lacking}
-        lost = frozenset(place for place, since in self._lacking.items() if now - since >= LOST_S)
+        lacking = [each for each in tasks.live if each.root not in here or each.key in unusable]
+        self._lacking = {each.key: self._lacking.get(each.key, now) for each in lacking}
+        lost = frozenset(key for key, since in self._lacking.items() if now - since >= LOST_S)
         for each in lacking:
-            if each.place in lost - self.places:
-                why = unusable.get(each.place)
+            if each.key in lost - self.keys:
+                why = unusable.get(each.key)
                 state = f"could not be used for {LOST_S:.0f} s ({why})" if why else f"has not come for {LOST_S:.0f} s"
                 text = f"the set of tasks {each.name} {state}; a trainer without it votes to leave the set out"
                 self._session.emit(Notice("warning", text))
-        self.places = lost
+        self.keys = lost
 
     def patience_s(self, tasks: TasksInForce) -> float:
         """Return the time that a round waits for batches before a trainer contributes nothing (s).
@@ -132,7 +132,7 @@ class LostSets:
         for the peers that have the set, so that a trainer without a sandbox closes no round before these peers.  If no peer
         has the set, the next record may carry an amendment.
         """
-        if not any(each.place in self.places for each in tasks.live):
+        if not any(each.key in self.keys for each in tasks.live):
             return inf
         electors = self._replica.history.roster.electorate.electors
         return VOTE_S if not electors or self._session.me in electors else LOST_S
@@ -229,7 +229,7 @@ class TaskSets:
         self._seen = TasksInForce()
         self.lost = LostSets(session, replica)
         self.counting = OutcomeCounts()
-        self.unusable: Mapping[Place, str] = {}
+        self.unusable: Mapping[SetKey, str] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class TaskSets:
         sets += pending[0].sets if pending is not None else []
         return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
 
-    def usable_files(self) -> dict[Place, SharedTaskFile]:
+    def usable_files(self) -> dict[SetKey, SharedTaskFile]:
         """Return the sets that the trainer process should have, as far as we have them.
 
         These are the sets of all versions of which rollouts are useful, and of a pending amendment, which uses none of the
@@ -348,12 +348,12 @@ class TaskSets:
         sets = {each.slot: each for each in (pending[0].sets if pending is not None else ())}
         sets |= {each.slot: each for version in self._versions() for each in self.at(version).live}
         return {
-            each.place: SharedTaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
+            each.key: SharedTaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
             for slot, each in sorted(sets.items())
             if (root := Hash(each.root)) in self.files.digests
         }
 
-    def note_unusable(self, unusable: Mapping[Place, str]) -> None:
+    def note_unusable(self, unusable: Mapping[SetKey, str]) -> None:
         """Note the sets that the trainer process cannot use, with the reasons."""
         self.unusable = unusable
 
@@ -391,7 +391,7 @@ class TaskSets:
 
     def against(self, tasks: TasksInForce) -> int | None:
         """Return the sets that fall out by our counts or are lost, as a READY encodes them."""
-        return self.counting.against(tasks, self.lost.places)
+        return self.counting.against(tasks, self.lost.keys)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 

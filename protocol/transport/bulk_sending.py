@@ -30,7 +30,7 @@ from protocol.transport.bulk_link import (
     states_of,
 )
 from protocol.transport.interface import Refused, Unreachable, nothing
-from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit, Turn
+from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, Priority, RateLimit
 from protocol.wire.identity import PeerId
 
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
@@ -64,7 +64,7 @@ class _OutgoingPush:
     def __init__(self, header: bytes, data: memoryview, on_sent: Callable[[], None]) -> None:
         self.header, self.data, self.on_sent = header, data, on_sent
         self.number, self.sent = -1, 0
-        self.lane: Lane | None = None
+        self.socket: BulkSocket | None = None
         self.over = trio.Event()
         self.outcome: Exception | None = None
 
@@ -85,7 +85,7 @@ class Sending:
         self._offered = inf
         self._offer = inf
         self._line = 0.0
-        self._lanes: dict[PeerId, list[Lane]] = {}
+        self._sockets: dict[PeerId, list[BulkSocket]] = {}
         self._flows: defaultdict[PeerId, Flows] = defaultdict(Flows)
 
     async def push(
@@ -102,8 +102,8 @@ class Sending:
         try:
             await push.over.wait()
         except trio.Cancelled:
-            if push.lane is not None:
-                push.lane.drop(push)
+            if push.socket is not None:
+                push.socket.drop(push)
             raise
         if push.outcome is not None:
             raise push.outcome
@@ -115,39 +115,42 @@ class Sending:
         our line; 0 while unknown.
         """
         self._offer, self._line = offer_bytes_per_s, line_bytes_per_s
-        for peer, lanes in self._lanes.items():
-            states = states_of(lane.link for lane in lanes if lane.link is not None)
-            share = sum(lane.share for lane in lanes if lane.link is not None and lane.busy)
-            flows, busy = self._flows[peer], [lane.always_busy() for lane in lanes]
+        for peer, sockets in self._sockets.items():
+            states = states_of(socket.link for socket in sockets if socket.link is not None)
+            share = sum(socket.share for socket in sockets if socket.link is not None and socket.busy)
+            flows, busy = self._flows[peer], [socket.always_busy() for socket in sockets]
             flows.read(states, share, all(busy[: flows.number]), now)
         self._note_rest()
         self.share_out()
 
     def share_out(self) -> None:
         """Share out our line among the peers with pushes in progress, and each peer's share among the peer's sockets."""
-        busy = {peer: [lane for lane in lanes if lane.link is not None and lane.busy] for peer, lanes in self._lanes.items()}
-        peers = {peer: lanes for peer, lanes in busy.items() if lanes}
+        busy = {
+            peer: [socket for socket in sockets if socket.link is not None and socket.busy]
+            for peer, sockets in self._sockets.items()
+        }
+        peers = {peer: sockets for peer, sockets in busy.items() if sockets}
         shares = fair_shares(self._offer, [self._flows[peer].takes for peer in peers])
         self._offered = sum(shares) if shares else inf
-        for (peer, lanes), share in zip(peers.items(), shares, strict=True):
-            for lane in lanes:
-                lane.allow(share / len(lanes), self._flows[peer].pace(share) / len(lanes))
+        for (peer, sockets), share in zip(peers.items(), shares, strict=True):
+            for socket in sockets:
+                socket.allow(share / len(sockets), self._flows[peer].pace(share) / len(sockets))
 
     def offered(self) -> float:
         """Return the rate (bytes/s) that our sockets are allowed; 0 if all were idle at any time since the last call."""
-        always, self._idle = not self._idle, not any(lane.busy for lane in self._all())
+        always, self._idle = not self._idle, not any(socket.busy for socket in self._all())
         return self._offered if always and not self._idle else 0.0
 
     def turned(self) -> None:
         """Note that a socket has become busy or idle."""
-        self._idle = self._idle or not any(lane.busy for lane in self._all())
+        self._idle = self._idle or not any(socket.busy for socket in self._all())
         self._note_rest()
         if self._offer < inf:
             self.share_out()
 
     def _note_rest(self) -> None:
         """Let the sockets that give way to ours continue if ours move no data, even if one is busy with a stalled peer."""
-        if not any(lane.moves for lane in self._all()):
+        if not any(socket.moves for socket in self._all()):
             self._rested.set()
         elif self._rested.is_set():
             self._rested = trio.Event()
@@ -164,44 +167,44 @@ class Sending:
         """Return the largest size of the next frame (bytes).  has_waited: True if its socket has given way for `WAY_S`."""
         if not has_waited:
             return self.limit.frame(FRAME_BYTES)
-        sockets = max(1, sum(lane.busy for lane in self._all()))
+        sockets = max(1, sum(socket.busy for socket in self._all()))
         trickle = int(self._line * TRICKLE_SHARE * WAY_S / sockets)
         return self.limit.frame(min(FRAME_BYTES, max(SMALLEST_FRAME_BYTES, trickle)))
 
     async def pay(self, size: int, has_waited: bool) -> None:
         """Wait until the limit allows a frame of `size` bytes.  has_waited: as for `frame`."""
         gives_way = self._first is not None and not has_waited
-        await self.limit.pay(size + FRAME_OVERHEAD_BYTES, Turn.SPARE if gives_way else Turn.PUSH)
+        await self.limit.pay(size + FRAME_OVERHEAD_BYTES, Priority.SPARE if gives_way else Priority.PUSH)
 
-    def _all(self) -> Iterator[Lane]:
-        return (lane for lanes in self._lanes.values() for lane in lanes)
+    def _all(self) -> Iterator[BulkSocket]:
+        return (socket for sockets in self._sockets.values() for socket in sockets)
 
     def links(self) -> list[Link]:
         """Return all open links."""
-        return [lane.link for lane in self._all() if lane.link is not None]
+        return [socket.link for socket in self._all() if socket.link is not None]
 
     def links_to(self, peer: PeerId) -> list[Link]:
         """Return the open links to a peer."""
-        return [lane.link for lane in self._lanes.get(peer, []) if lane.link is not None]
+        return [socket.link for socket in self._sockets.get(peer, []) if socket.link is not None]
 
     def busy_links(self) -> list[Link]:
         """Return the open links that have data to send or wait for an answer."""
-        return [lane.link for lane in self._all() if lane.link is not None and lane.busy]
+        return [socket.link for socket in self._all() if socket.link is not None and socket.busy]
 
     def disconnected(self, peer: PeerId) -> None:
         """End the sockets to a peer, and the pushes on them."""
         self._flows.pop(peer, None)
-        for lane in self._lanes.pop(peer, []):
-            lane.scope.cancel()
+        for socket in self._sockets.pop(peer, []):
+            socket.scope.cancel()
         self.turned()
 
-    def _choose(self, start: StartTask, peer: PeerId) -> Lane:
+    def _choose(self, start: StartTask, peer: PeerId) -> BulkSocket:
         """Return an idle socket, else a new one if more are allowed, else the socket with the least data to send."""
-        lanes, number = self._lanes.setdefault(peer, []), self._flows[peer].number
-        best = min(lanes[:number], key=lambda lane: lane.backlog, default=None)
-        if best is None or (best.backlog and len(lanes) < number):
-            best = Lane(self, peer)
-            lanes.append(best)
+        sockets, number = self._sockets.setdefault(peer, []), self._flows[peer].number
+        best = min(sockets[:number], key=lambda socket: socket.backlog, default=None)
+        if best is None or (best.backlog and len(sockets) < number):
+            best = BulkSocket(self, peer)
+            sockets.append(best)
             start(best.run)
         return best
 
@@ -210,25 +213,25 @@ class Sending:
 
         rtt_s: round-trip time without queues, because our own load may cause queues.
         """
-        if peer not in self._lanes:
+        if peer not in self._sockets:
             return  # the peer disconnected at the same moment
         self._flows[peer].reached(rtt_s)
         if self._offer < inf:
             self.share_out()
 
-    def instead(self, peer: PeerId, lane: Lane) -> Lane | None:
-        """Return an open socket for the pushes of `lane`, which could not be opened and is removed; None if none is open."""
-        lanes = self._lanes.get(peer, [])
-        if lane not in lanes:
+    def instead(self, peer: PeerId, socket: BulkSocket) -> BulkSocket | None:
+        """Return an open socket for the pushes of `socket`, which did not open and is removed; None if none is open."""
+        sockets = self._sockets.get(peer, [])
+        if socket not in sockets:
             return None  # the peer disconnected in the meantime, and may have reconnected
-        best = min((other for other in lanes if other.link is not None), key=lambda other: other.backlog, default=None)
+        best = min((other for other in sockets if other.link is not None), key=lambda other: other.backlog, default=None)
         if best is not None:
-            lanes.remove(lane)
-            self._flows[peer].number = len(lanes)
+            sockets.remove(socket)
+            self._flows[peer].number = len(sockets)
         return best
 
 
-class Lane:
+class BulkSocket:
     """One socket to a peer, opened when a push waits.  share: the socket's share of our line (bytes a second)."""
 
     def __init__(self, sending: Sending, peer: PeerId) -> None:
@@ -273,7 +276,7 @@ class Lane:
 
     def take(self, push: _OutgoingPush) -> None:
         """Queue a push behind the pushes that already wait."""
-        rested, push.lane = not self.busy, self
+        rested, push.socket = not self.busy, self
         if rested:
             self._moved_at = trio.current_time()
         self._waiting.append(push)

@@ -216,9 +216,9 @@ class Guard:
         """Allow `start` inside the context, which yields the nursery of the tasks.  Outside it, `start` does nothing."""
         return self._tasks.open()
 
-    def start(self, task: Callable[[*Arguments], Awaitable[None]], *arguments: *Arguments) -> None:
-        """Start a task, for which the sender of a message does not wait; do nothing if the guard is not open."""
-        self._tasks.start(task, *arguments)
+    def start(self, task: Callable[[*Arguments], Awaitable[None]], *arguments: *Arguments) -> bool:
+        """Start a task, for which the sender of a message does not wait; return False if the guard is not open."""
+        return self._tasks.start(task, *arguments)
 
     def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> HandlerScope:
         """Return a context for handling a statement of `sender`; what: the kind of the statement.

@@ -2,7 +2,7 @@
 
 Small messages never wait.  A large transfer pays for each piece before the piece moves; the next piece also pays for the
 control traffic in between.  Pieces move in the order in which they asked, so the flows of all peers get equal turns, but
-`Turn` moves some kinds of pieces forward in the queue and others back.
+`Priority` moves some kinds of pieces forward in the queue and others back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKET_SHARE = 1448 / 1500
 """Part of a full packet that remains after IPv4 and TCP headers: sockets get this part of the limit."""
 
 
-class Turn(Enum):
+class Priority(Enum):
     """The priority of a piece in the queue: the value is added to the time at which the piece asked (s)."""
 
     ANSWER = -1.0
@@ -91,16 +91,16 @@ class RateLimit:
         """Return the least rate that we expect of a peer; without a limit this is `bytes_per_s`."""
         return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
 
-    async def pay(self, size: int, turn: Turn = Turn.PUSH) -> None:
+    async def pay(self, size: int, priority: Priority = Priority.PUSH) -> None:
         """Wait for our turn and until all earlier traffic is within the limit.  Then `size` bytes may move."""
         if self.bytes_per_s is not None:
-            await self._come_first(turn)
+            await self._come_first(priority)
             self._take(size)
 
     async def pay_ahead(self, size: int) -> None:
         """Wait as `pay` does, but ahead of pushes, for a piece that `control_bytes` will also count."""
         if self.bytes_per_s is not None:
-            await self._come_first(Turn.ANSWER)
+            await self._come_first(Priority.ANSWER)
             self._take(size)
             self._control_paid += size
 
@@ -108,8 +108,8 @@ class RateLimit:
         if self.bytes_per_s is not None:  # the limit may have been removed in the meantime
             self._paid_at += size / self.bytes_per_s
 
-    async def _come_first(self, turn: Turn) -> None:
-        mine = _WaitingPiece(trio.current_time() + turn.value, next(self._numbers))
+    async def _come_first(self, priority: Priority) -> None:
+        mine = _WaitingPiece(trio.current_time() + priority.value, next(self._numbers))
         heapq.heappush(self._waiting, mine)
         try:
             await trio.lowlevel.checkpoint()  # so that tasks that ask now join the queue first

@@ -43,7 +43,7 @@ AmendmentField = Annotated[
 ]
 """A signed `Amendment`; None, and not written, if there is none."""
 
-Place = tuple[int, Hash]
+SetKey = tuple[int, Hash]
 """A slot, and the root of the set in it."""
 
 
@@ -75,7 +75,7 @@ class AdmittedSet(TaskSet):
     publisher: PeerField
 
     @property
-    def place(self) -> Place:
+    def key(self) -> SetKey:
         """Slot and root of the set: on another branch of the chain, the slot may belong to another set."""
         return self.slot, Hash(self.root)
 

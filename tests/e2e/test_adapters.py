@@ -54,7 +54,7 @@ def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_pa
         swarm.command(guest.folder, "export", str(tmp_path / "merged"), "--dtype", "fp32", "--merged")
         merged = np.concatenate([*WeightsFolder(tmp_path / "merged").values()])
         moved = np.abs(merged - np.concatenate([*base.values()]))
-        assert 0 < moved.max() < 0.5
+        assert 0 < moved.max() < 5
         command = [sys.executable, "-m", "peer", "chat", "--max-tokens", "3", "--data-dir", str(guest.folder)]
         answer = subprocess.run(command, input="1?", env=swarm.environment, text=True, capture_output=True, timeout=120)
         assert answer.returncode == 0 and answer.stdout, answer.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from kernels.schedule import Place
+from protocol.corpora.manifest import CorpusKind
 from protocol.formats.adapter import AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer import small
+from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
 from trainer import memory
+from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import AdaptedLinear, Decoder, FrozenBase
@@ -25,7 +29,10 @@ from trainer.reference import ZeroFactors
 from trainer.weights.base import load_base
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
+from trainer.worker import Task, Worker
 
+Targets = Literal["all", "attention", "mlp"]
+Format = Literal["int8", "int4"]
 SHAPES = [shape | {"tied": tied} for shape in (LLAMA3, QWEN2, QWEN3) for tied in (True, False)]
 TOKENS = torch.arange(24).reshape(2, 12) % 11
 
@@ -42,7 +49,9 @@ def random_factors(config: ModelConfig, adapter: AdapterConfig) -> torch.Tensor:
 
 @pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_model_with_factors_computes_what_the_sum_of_both_matrices_does(shape: dict[str, object], targets: str) -> None:
+def test_a_model_with_factors_computes_what_the_sum_of_both_matrices_does(
+    shape: dict[str, object], targets: Targets
+) -> None:
     config, adapter = ModelConfig.from_mapping(shape), AdapterConfig(rank=3, alpha=5.0, targets=targets)
     values, factors = random_parameters(config), random_factors(config, adapter)
     parts = {p.name: factors[p.offset : p.offset + p.count].view(p.shape) for p in adapter_layout(config, adapter)}
@@ -97,7 +106,7 @@ def test_the_gradients_are_those_of_autograd(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
-def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: str) -> None:
+def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: Targets) -> None:
     config = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 7})
     adapter = AdapterConfig(rank=16, targets=targets)
     model = Decoder(config, small.CPU, base=base_of(config, adapter, random_parameters(config)))
@@ -121,7 +130,9 @@ def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: str) ->
 
 @pytest.mark.parametrize("targets", ["all", "mlp"])
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_a_quantised_model_learns_as_one_with_the_values_of_its_codes(tmp_path: Path, form: str, targets: str) -> None:
+def test_a_quantised_model_learns_as_one_with_the_values_of_its_codes(
+    tmp_path: Path, form: Format, targets: Targets
+) -> None:
     """Bit for bit, gradients too: the values are written into one scratch for each product."""
     model, adapter = ModelConfig.from_mapping(small.MODEL | {"tied": False}), AdapterConfig(rank=4, targets=targets)
     values = random_parameters(model)
@@ -182,3 +193,26 @@ def test_files_of_another_model_or_with_a_value_that_is_no_number_are_refused(tm
     values[5] = np.nan
     with pytest.raises(FolderError, match="NaN"):
         loaded(values, config)
+
+
+def test_preferences_are_compared_with_the_frozen_model_and_need_no_other_weights(tmp_path: Path) -> None:
+    shape = Shape(CorpusKind.PREFERENCE, row_tokens=17, block_tokens=34)
+    folder = write_corpus(tmp_path / "corpus", shape, {"a": (preferences(1, 40, 17), preferences(2, 9, 17))})
+    base = tmp_path / "base"
+    base.mkdir()
+    model, adapter = ModelConfig.from_mapping(small.MODEL), AdapterConfig(rank=4)
+    write_folder(base, model, in_blocks(random_parameters(model)), ExportFormat.BF16, context=64, eos=None)
+    sections = small.run_sections(folder, {"a": 1}, format="preference", sequences_per_step=5, beta=0.5)
+    files = {**sections["files"], **{f"base/{path.name}": str(path) for path in base.iterdir()}}
+    run = replace(TrainingConfig.from_sections(sections), adapter=adapter, files=files)
+    theta = np.empty(run.parameters, np.float32)
+    initial_parameters(model, 7, theta, adapter)
+    worker = Worker(run, small.CPU, tmp_path)
+    out = memoryview(bytearray(worker.layout.payload_bytes))
+    margins = []
+    for round in (3, 4):  # a newcomer, which was not in the first round
+        done = worker.compute(Task(round, [[0, 20]], 4, 0), theta, out, lambda *step: False)
+        margins.append(done.margin)
+        theta = worker.model.flat.numpy().copy()
+    assert margins[0] is not None and margins[1] is not None and abs(margins[0]) < margins[1]
+    assert not (tmp_path / "initial.bf16").exists()

@@ -275,7 +275,7 @@ class Service:
             "device": f"{len(devices)} x {device}" if devices.count(device) > 1 else ", ".join(map(str, devices)),
             "precision": PRECISIONS[speed.dtype],
             "matmul_flops": speed.flops * (len(devices) if is_gpu(device) else 1),
-            "flops_per_token": config.model.flops_per_token(config.data.sequence_length),
+            "flops_per_token": config.flops_per_token,
             "parameters": config.parameters,
             "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,

@@ -136,7 +136,7 @@ class WeightsFolder:
 
     def _at(self, name: str) -> Path:
         """Return the path of a file of the folder."""
-        return self.folder / name if self._files is None else self._files.get(name, self.folder / name)
+        return self.folder / name if self._files is None else self._files.get(name, Path(os.devnull) / name)
 
     def values(self) -> Iterator[F32]:
         """Yield the flat vector in order, in blocks. Raises `FolderError` between two blocks."""

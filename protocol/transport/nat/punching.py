@@ -2,8 +2,8 @@
 
 One peer sends a nonce and the endpoints at which it may be dialled.  The other peer answers with its own nonce and
 endpoints, and both begin to dial (`Race`).  Their sockets carry a token derived from both nonces, so neither peer can make
-the other send chosen bytes to another program.  Before that, each peer has asked a peer that it can dial (`Mirror`) for the
-endpoint at which its router shows it.  On any socket that wins, both peers still have to prove their identities.
+the other send chosen bytes to another program.  Before that, each peer has asked a peer that it can dial (`Reflector`) for
+the endpoint at which its router shows it.  On any socket that wins, both peers still have to prove their identities.
 """
 
 from __future__ import annotations
@@ -44,54 +44,54 @@ from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The mirror, which tells each peer that connects the IP address and port at which we see it.
+# The reflector, which tells each peer that connects the IP address and port at which we see it, like a STUN server.
 #
 # A router that translates addresses maps a socket's port to an outside port.  Many routers map an inside port to the same
 # outside port for all destinations.  So a peer that knows its outside port can ask other peers to dial that port.
 
 
-MIRROR_FIRST_BYTE = b"\xb3"
-MIRROR_S = 3.0
+REFLECTOR_FIRST_BYTE = b"\xb3"
+REFLECTOR_S = 3.0
 
 
-class Mirror:
-    """The mirror service, on sockets that begin with `MIRROR_FIRST_BYTE`."""
+class Reflector:
+    """The reflector service, on sockets that begin with `REFLECTOR_FIRST_BYTE`."""
 
     def __init__(self, doorstep: Doorstep) -> None:
         self._doorstep = doorstep
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Send the peer the endpoint at which we see it, and wait until it closes the socket, for at most `MIRROR_S`."""
-        with self._doorstep.waits(sock, address), trio.move_on_after(MIRROR_S):
+        """Send the peer the endpoint at which we see it, and wait until it closes the socket, for at most `REFLECTOR_S`."""
+        with self._doorstep.waits(sock, address), trio.move_on_after(REFLECTOR_S):
             await receive(sock, 1)
             await send(sock, write_end(sock.getpeername()[:2]))
             await sock.recv(1)
 
 
-async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
-    """Return the endpoint at which a mirror sees `sock`.  Raises OSError or trio.TooSlowError.
+async def seen_at(sock: trio.socket.SocketType, reflector: End) -> End:
+    """Return the endpoint at which a reflector sees `sock`.  Raises OSError or trio.TooSlowError.
 
     sock: a socket that is bound but not connected.
     """
-    with trio.fail_after(MIRROR_S):
-        await sock.connect(mirror)
-        await send(sock, MIRROR_FIRST_BYTE)
+    with trio.fail_after(REFLECTOR_S):
+        await sock.connect(reflector)
+        await send(sock, REFLECTOR_FIRST_BYTE)
         data = b""
         while len(data) < END.size and (more := await sock.recv(END.size - len(data))):
             data += more
     if len(data) < END.size:
-        raise OSError("the mirror does not answer")
+        raise OSError("the reflector does not answer")
     return read_end(data)
 
 
-async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
-    """Return one of our ports, and the outside port that each answering mirror sees for it.  Raises OSError."""
+async def ports_outside(reflectors: Sequence[End]) -> tuple[int, list[int]]:
+    """Return one of our ports, and the outside port that each answering reflector sees for it.  Raises OSError."""
     port, seen = 0, list[int]()
-    for mirror in mirrors:
+    for reflector in reflectors:
         sock = reusable_socket(port)
         with sock, suppress(OSError, trio.TooSlowError):
             port = sock.getsockname()[1]
-            seen.append((await seen_at(sock, mirror))[1])
+            seen.append((await seen_at(sock, reflector))[1])
     return port, seen
 
 
@@ -291,7 +291,7 @@ class Race:
 
 
 ANSWER_S = 6.0
-"""Seconds for the other peer to ask a mirror and to answer."""
+"""Seconds for the other peer to ask a reflector and to answer."""
 HELLO_S = 3.0
 NONCE_BYTES = 16
 OFFER_BYTES = NONCE_BYTES + CANDIDATES_BYTES
@@ -313,20 +313,20 @@ class Outside:
 class Meetings:
     """The meetings of our peer; they need `run`.
 
-    listening: returns our endpoints that other peers may dial.  mirrors: returns endpoints of peers that can tell us where
-    our router shows us.  take: serves a socket through which a peer connects to us.
+    listening: returns our endpoints that other peers may dial.  reflectors: returns endpoints of peers that can tell us
+    where our router shows us.  take: serves a socket through which a peer connects to us.
     """
 
     def __init__(
         self,
         own: RunHost,
         listening: Callable[[], Sequence[End]],
-        mirrors: Callable[[], Sequence[End]],
+        reflectors: Callable[[], Sequence[End]],
         take: Take,
     ) -> None:
         self._host, self._members, self._reputation = own.host, own.handlers, own.reputation
         self._connected, self._doorstep = own.connected, own.doorstep
-        self._listening, self._mirrors, self._take = listening, mirrors, take
+        self._listening, self._reflectors, self._take = listening, reflectors, take
         self._protocol = own.protocol("meet")
         self._races: dict[tuple[bytes, bytes], Race] = {}
         self._shares = {True: Share(MAX_AT_ONCE, DIALLED_FOR_MEMBERS), False: Share(MAX_AT_ONCE, DIALLED_FOR_STRANGERS)}
@@ -420,19 +420,19 @@ class Meetings:
         return [*punched, *map(DialCandidate, self._listening())][:MAX_CANDIDATES]
 
     async def _outside(self, held: ExitStack) -> Outside | None:
-        """Return one of our ports for dialling, and the endpoint at which a mirror sees it; None if no mirror answers.
+        """Return one of our ports for dialling, and the endpoint at which a reflector sees it; None if no reflector answers.
 
-        held: receives the socket that the mirror saw.  The socket stays open so that the router keeps its mapping.
+        held: receives the socket that the reflector saw.  The socket stays open so that the router keeps its mapping.
         """
-        for mirror in [end for end in self._mirrors() if ":" not in end[0]][:2]:
+        for reflector in [end for end in self._reflectors() if ":" not in end[0]][:2]:
             try:
                 with ExitStack() as shown:
                     sock = shown.enter_context(reusable_socket())
-                    outside = Outside(sock.getsockname()[1], await seen_at(sock, mirror))
+                    outside = Outside(sock.getsockname()[1], await seen_at(sock, reflector))
                     held.push(shown.pop_all())
                     return outside
             except (OSError, trio.TooSlowError) as error:
-                log.debug("%s is not a mirror: %r", mirror, error)
+                log.debug("%s is not a reflector: %r", reflector, error)
         return None
 
 

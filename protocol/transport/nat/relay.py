@@ -32,7 +32,7 @@ from protocol.transport.interface import Members, Unreachable
 from protocol.transport.library import Host, MuxedConnection, library_id
 from protocol.transport.limits import Channel, displaced
 from protocol.transport.nat.reachability import AddressVerdict
-from protocol.transport.rate_limit import RateLimit, Turn
+from protocol.transport.rate_limit import Priority, RateLimit
 from protocol.transport.sockets import End, LinkKind, Way, receive, remote_end, send
 from protocol.transport.streams import answer_with, ask
 from protocol.transport.task_group import TaskGroup, guarded
@@ -244,7 +244,7 @@ class RelayService:
 
     async def _pay(self, size: int) -> None:
         for limit in (self._limit, self._down, self._up):
-            await limit.pay(size, Turn.SPARE)
+            await limit.pay(size, Priority.SPARE)
 
 
 async def _cancel_when(over: trio.Event, scope: trio.CancelScope) -> None:

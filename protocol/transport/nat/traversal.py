@@ -25,7 +25,7 @@ from protocol.transport.library import (
     peer_id_of,
 )
 from protocol.transport.nat import punching, relay
-from protocol.transport.nat.punching import Meetings, Mirror
+from protocol.transport.nat.punching import Meetings, Reflector
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.nat.relay import Circuits, RelayService, Take, dial
 from protocol.transport.sockets import DIRECT, End, Way, is_dialled, raw_connection, remote_end, way_of
@@ -151,9 +151,9 @@ class Traversal:
         self._swarm, self._relays = own.host.get_network(), relays
         self.relay = RelayService(own, relay_rate)
         self.circuits = Circuits(own.host, own.run, own.handlers, self._dialled, reached, take)
-        self._meetings = Meetings(own, listening, self._mirrors, take)
+        self._meetings = Meetings(own, listening, self._reflectors, take)
         self._improving = Improving(self._swarm, self._meetings.meet, on_improved)
-        self._mirror = Mirror(own.doorstep)
+        self._reflector = Reflector(own.doorstep)
         self._no_way = Backoffs[PeerId](FIRST_PAUSE_S, MAX_PAUSE_S, MAX_REMEMBERED)
         """For each peer without a known path that avoids relays: time at which we look again, and the pause after that."""
         self._undialable = BoundedDict[PeerId, None](MAX_REMEMBERED)
@@ -165,7 +165,7 @@ class Traversal:
         return {
             relay.FIRST_BYTE: self.relay.accept,
             punching.RACE_FIRST_BYTE: self._meetings.accept,
-            punching.MIRROR_FIRST_BYTE: self._mirror.accept,
+            punching.REFLECTOR_FIRST_BYTE: self._reflector.accept,
         }
 
     async def run(self) -> None:
@@ -241,7 +241,7 @@ class Traversal:
                 problem = Unreachable(str(error))
         raise problem or Unreachable(f"no path to {short_id(peer)}")
 
-    def _mirrors(self) -> list[End]:
+    def _reflectors(self) -> list[End]:
         return list(self._dialled().values())
 
     def _dialled(self) -> dict[PeerId, End]:

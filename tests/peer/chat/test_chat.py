@@ -26,7 +26,7 @@ from peer.resources.core_share import CoreShare
 from protocol.chain.results import CheckpointName
 from protocol.run.manifest import demo_manifest
 from protocol.run.sections import TokenizerSection
-from protocol.sync.supplies import file_section
+from protocol.sync.fetchers import file_section
 from tests.peer.chat.models import CONFIG, CONTEXT, make_model
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN

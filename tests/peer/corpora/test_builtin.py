@@ -14,7 +14,7 @@ from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.run.sections import BUILTIN, FILE_CHUNK_BYTES, SOURCE, TOKENS, builtin_source
-from protocol.sync.supplies import file_section, paths_of
+from protocol.sync.fetchers import file_section, paths_of
 from protocol.wire.identity import Identity
 from tests.trainer import small
 from trainer.config import TrainingConfig

@@ -22,7 +22,7 @@ from protocol.node.node import shelves_of
 from protocol.run.manifest import RunManifest, sign
 from protocol.run.run_file import parse_run_file
 from protocol.run.settings import CorpusSettings
-from protocol.sync.supplies import file_section, paths_of
+from protocol.sync.fetchers import file_section, paths_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role

@@ -21,7 +21,7 @@ from protocol.blobs.mirrors import RangeClient
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest
-from protocol.sync.supplies import file_section
+from protocol.sync.fetchers import file_section
 from protocol.transport.interface import Refused
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity

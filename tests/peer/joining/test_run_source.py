@@ -20,7 +20,7 @@ from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, run_id
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.run.sections import BUILTIN, FILE_CHUNK_BYTES
-from protocol.sync.supplies import paths_of
+from protocol.sync.fetchers import paths_of
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_run

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
 from peer.errors import ExitCode, PeerError
+from peer.joining.purpose import beyond_capacity
 from peer.resources import check, computer
 from peer.resources.computer import (
     StatePlace,
@@ -21,9 +23,12 @@ from peer.resources.computer import (
     training_sentence,
 )
 from protocol.events.events import Event, Notice
+from protocol.formats.adapter import AdapterConfig
+from protocol.formats.model import ModelConfig
 from protocol.formatting import size
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
+from protocol.run.sections import BaseFileSection, BaseSection, DataSection
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from trainer.memory import TrainerSetup
@@ -48,6 +53,44 @@ def test_weights_gradients_and_moments_are_counted() -> None:
     assert need.peer > 8.5 * parameters, "parameters and momentum in fp32, contribution in int4"
     assert need.trainer > 20 * parameters, "parameters, gradients, two moments and the residual in fp32"
     assert need.host < 38 * parameters, "and what both share is counted once"
+
+
+EIGHT_BILLION = ModelConfig(
+    vocab=151_936, dim=4096, layers=36, heads=32, kv_heads=8, ffn=12_288, head_dim=128, tied=False, qk_norm=True
+)
+
+
+def adapted(form: Literal["bf16", "int8", "int4"]) -> RunManifest:
+    """A run with an adapter of rank 32 beside a model of 8.2 billion parameters, in rows of 2048 tokens."""
+    sizes = {"config.json": 700, "model.safetensors": 16_381_470_720}
+    files = [BaseFileSection(path=path, size=size, root="0" * 64) for path, size in sizes.items()]
+    return RunManifest(
+        name="adapted",
+        organiser=BILLIONS.organiser,
+        founders="anyone",
+        model=EIGHT_BILLION,
+        adapter=AdapterConfig(),
+        base=BaseSection(files=files, format=form),
+        data=DataSection(sequence_length=2048, sequences_per_step=4),
+        chunk_parameters=1 << 20,
+        checkpoint_chunk_bytes=1 << 20,
+        total_tokens=200_000_000,
+    )
+
+
+@pytest.mark.parametrize(("form", "gigabytes"), [("bf16", 21.9), ("int8", 15.1), ("int4", 11.6)])
+def test_an_adapter_beside_8_billion_parameters_fits_the_cards_of_volunteers(
+    monkeypatch: pytest.MonkeyPatch, form: Literal["bf16", "int8", "int4"], gigabytes: float
+) -> None:
+    run = adapted(form)
+    need = memory_need(run, setup=TrainerSetup("cuda"))
+    assert run.parameters == 87_293_952 and need.gpu == pytest.approx(gigabytes * GB, rel=0.03)
+    assert memory_need(run, Role.SEED).host < GB, "a seed holds the factors in memory, and the model as files"
+    assert beyond_capacity(run) and not beyond_capacity(run.model_copy(update={"total_tokens": 100_000_000}))
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [GB])
+    assert not check.check_division(run, Role.TRAINER, None, None).setup.offload
+    with pytest.raises(PeerError, match="not its frozen model"):
+        check.check_division(run, Role.TRAINER, None, None, "on")
 
 
 def test_a_seed_needs_no_trainer() -> None:

@@ -26,7 +26,7 @@ from peer.tasks.rating import (
 )
 from protocol.run.manifest import demo_manifest
 from protocol.run.sections import TokenizerSection
-from protocol.sync.supplies import file_section
+from protocol.sync.fetchers import file_section
 from tests.simulation.rollouts import rl_run
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.rl.test_rating import CONFIG

@@ -150,3 +150,11 @@ def test_a_folder_of_the_cache_is_called_as_its_repository(tmp_path: Path) -> No
     assert folder_name(tmp_path / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "c0ffee") == "Qwen/Qwen3-8B"
     assert folder_name(tmp_path / "Qwen3-8B" / ".") == folder_name(tmp_path / "Qwen3-8B/") == "Qwen3-8B"
     assert base_name(created(tmp_path).manifest.base or BaseSection(files=[FILE])) == "base"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [(["config.json"] * 2, "listed twice"), (["model.safetensors"], "config.json is not among")]
+)
+def test_a_manifest_lists_each_file_once_and_the_one_that_describes_the_model(names: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        BaseSection.from_mapping({"files": [{"path": name, "size": 1, "root": "0" * 64} for name in names]})

@@ -19,7 +19,7 @@ from peer.weights.tokenizer_files import LOADING, folder_tokenizer, loading_rema
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.sections import TokenizerSection
-from protocol.sync.supplies import file_section
+from protocol.sync.fetchers import file_section
 from tests.tiers import first_fast
 from tests.trainer import tokenizer_shapes as shapes
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer

@@ -10,6 +10,7 @@ they say is compared with what they said before and with what they kept: see `Wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -42,6 +43,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     ChunkEntry,
+    ChunkResult,
     Commit,
     Plan,
     PrevoteCertificate,
@@ -269,10 +271,7 @@ class Parliament:
                 name = plan_hash(effect.plan)
                 seat.exchanged.add(name)
                 entries = self.entries(seat, len(effect.plan.members))
-                owners = effect.plan.owners
-                signers = bytes(self._signer(effect.plan, owner) for owner in owners)
-                provenance = Provenance(owners=owners, signers=signers, signatures=[bytes(64)] * CHUNKS)
-                self.tell(seat, ExchangeDone(name, entries, provenance))
+                self.tell(seat, ExchangeDone(name, entries, self.provenance(effect.plan, entries)))
             elif isinstance(effect, ObtainResult) and effect.record.result_root in self.refused:
                 self.tell(seat, AuditFailed(effect.record.result_root))
             elif isinstance(effect, ObtainResult) and seat.me not in self.starved:
@@ -280,6 +279,15 @@ class Parliament:
             elif isinstance(effect, Committed):
                 seat.committed = effect.commit
                 self.witness.see(effect.commit)
+
+    def provenance(self, plan: Plan, entries: Sequence[ChunkEntry]) -> Provenance:
+        """These averages of the plan, signed by their makers."""
+        signers = bytes(self._signer(plan, owner) for owner in plan.owners)
+        signatures = [
+            signature_of(PeerId(plan.members[signer].peer), ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry))
+            for chunk, (signer, entry) in enumerate(zip(signers, entries, strict=True))
+        ]
+        return Provenance(owners=plan.owners, signers=signers, signatures=signatures)
 
     def _signer(self, plan: Plan, owner: int) -> int:
         """The member that averages the chunks of this owner."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from protocol.agreement.ballot import Ballot
-from protocol.agreement.events import Reject, StateHashed, Tick
+from protocol.agreement.events import Reject, RoundEffect, Send, StateHashed, Tick
 from protocol.agreement.machine import RoundMachine
+from protocol.agreement.policy import RESEND_S
 from protocol.agreement.round_state import PATIENCE_S
+from protocol.allreduce.assignment import plan_hash
 from protocol.chain.electorate import quorum_size
-from protocol.chain.records import is_full, quorum_of, record_hash, verify_commit
+from protocol.chain.records import index_root, is_full, quorum_of, record_hash, verify_commit
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
@@ -21,6 +25,7 @@ from protocol.wire.messages import (
     PrevoteCertificate,
     Proposal,
     RecordProposal,
+    Report,
     Signature,
     ViewChange,
     Vote,
@@ -34,7 +39,7 @@ from tests.protocol.agreement.parliament import (
     put_to_the_vote,
 )
 from tests.protocol.agreement.parliament import settings as round_settings
-from tests.protocol.council import base_of, peers, signed
+from tests.protocol.council import CHUNKS, base_of, peers, signed
 
 # -- electors -------------------------------------------------------------------------------------------------------------
 
@@ -360,3 +365,110 @@ def test_a_proposer_may_not_leave_the_view_change_of_a_locked_voter_without_an_a
     carried = first.model_copy(update={"attempt": attempt, "view_changes": view_changes, "proof": proof.certificate})
     assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
     assert seat.machine.state.kept.first == record_hash(first.record)
+
+
+# -- reports of results ---------------------------------------------------------------------------------------------------
+
+
+class StuckProposer:
+    """The proposer of attempt 0, one of four members, whose exchange never ends.
+
+    seat: its seat.  reporter, other: members that have the result.
+    """
+
+    def __init__(self, electors: int = 1) -> None:
+        self.parliament = parliament = Parliament(electors, joiners=4 - electors)
+        self.leader = first_proposer(parliament)
+        self.seat = parliament.seats[self.leader]
+        self.reporter, self.other = [peer for peer in parliament.seats if peer != self.leader][:2]
+        parliament.call()
+        [plan, *_] = [body.plan for _, _, body in parliament.queue if isinstance(body, Proposal)]
+        self.plan = plan
+        self.seat.exchanged.add(plan_hash(plan))
+        parliament.pass_on(Proposal)
+
+    def report(self, version: bytes = b"", **changes: Any) -> Report:
+        """A report of averages of this version, which their makers signed."""
+        index = [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=b"\x0f") for chunk in range(CHUNKS)]
+        base, provenance = self.parliament.base, self.parliament.provenance(self.plan, index)
+        report = Report(round=base.round, base=base.tip, plan=plan_hash(self.plan), index=index, provenance=provenance)
+        return report.model_copy(update=changes)
+
+    def asks(self, seconds: float = RESEND_S) -> None:
+        """Time passes, and then it sends its proposal again; nobody answers."""
+        self.parliament.now += seconds
+        self.parliament.tell(self.seat, Tick())
+        assert self.parliament.pass_on(Proposal)
+        self.parliament.queue.clear()
+
+    def hears(self, report: Report, sender: PeerId | None = None) -> list[RoundEffect]:
+        return self.parliament.hand_over(sender or self.reporter, self.seat, report)
+
+    def proposes(self, effects: list[RoundEffect]) -> bool:
+        return any(isinstance(effect, Send) and isinstance(effect.body, RecordProposal) for effect in effects)
+
+
+@pytest.mark.parametrize("electors", [1, 4])
+def test_a_proposer_whose_exchange_is_stuck_proposes_the_result_that_a_member_reports(electors: int) -> None:
+    stuck = StuckProposer(electors)
+    stuck.parliament.outlives(RESEND_S + 1)
+    assert stuck.parliament.commits()[0].certificate.attempt == 0
+
+
+def test_a_report_that_no_proposal_asked_for_changes_nothing() -> None:
+    """Our exchange makes no progress for a while, but we have not asked; or a record is proposed; or the attempt is over."""
+    stuck = StuckProposer()
+    machine, parliament = stuck.seat.machine, stuck.parliament
+    parliament.now += RESEND_S - 0.1
+    idle_s = machine.state.idle_s(parliament.now)
+    assert stuck.hears(stuck.report(b"forged")) == []
+    assert machine.state.idle_s(parliament.now) == idle_s and not machine.state.results
+    stuck.asks(0.1)
+    parliament.now += 1
+    assert stuck.proposes(stuck.hears(stuck.report()))
+    parliament.now += 1
+    assert stuck.hears(stuck.report(b"forged"), stuck.other) == []
+    assert machine.state.idle_s(parliament.now) > 0 and not machine.state.results
+    late = StuckProposer(4)
+    late.asks()
+    late.seat.machine.state.go_to_attempt(1, late.parliament.now)
+    assert late.hears(late.report()) == [] and not late.seat.machine.state.results
+
+
+@pytest.mark.parametrize("flaw", ["unsigned", "signed by another", "another plan", "a mask without members"])
+def test_a_false_report_is_rejected_once_and_a_true_one_of_another_member_is_proposed(flaw: str) -> None:
+    """Otherwise all voters would doubt the result, which may be right, because nobody signed what the report names."""
+    stuck = StuckProposer(4)
+    stuck.asks()
+    report = stuck.report()
+    provenance = report.provenance
+    next_member = bytes((owner + 1) % 4 for owner in provenance.owners)
+    false: dict[str, dict[str, Any]] = {
+        "unsigned": {"provenance": provenance.model_copy(update={"signatures": [bytes(64)] * CHUNKS})},
+        "signed by another": {"provenance": provenance.model_copy(update={"signers": next_member})},
+        "another plan": {"provenance": provenance.model_copy(update={"owners": next_member})},
+        "a mask without members": {"index": [ChunkEntry(hash=ZERO_HASH, mask=b"\0")] * CHUNKS},
+    }
+    [effect] = stuck.hears(report.model_copy(update=false[flaw]))
+    assert isinstance(effect, Reject)
+    assert stuck.hears(report) == [], "a member that has reported falsely is not examined again in this round"
+    assert stuck.proposes(stuck.hears(report, stuck.other))
+
+
+def test_a_reported_result_that_failed_its_audit_is_not_proposed_again() -> None:
+    stuck = StuckProposer()
+    stuck.asks()
+    forged = stuck.report(b"forged")
+    stuck.parliament.refused.add(index_root(forged.index))
+    assert stuck.proposes(stuck.hears(forged))
+    stuck.parliament.pass_on(RecordProposal)
+    assert stuck.seat.machine.state.attempt == 1, "our own audit failed"
+    stuck.parliament.queue.clear()
+    stuck.parliament.now += 1
+    stuck.parliament.tell(stuck.seat, Tick())
+    stuck.parliament.pass_on(ViewChange)
+    assert stuck.parliament.pass_on(Proposal), "it proposes the plan again, and no result"
+    stuck.parliament.queue.clear()
+    stuck.asks()
+    assert stuck.hears(forged) == []
+    assert stuck.proposes(stuck.hears(stuck.report(), stuck.other))

@@ -325,3 +325,50 @@ def test_nobody_delays_an_average_of_others_or_while_we_sleep() -> None:
     delayed(exchange, {PEERS[1]: 0.0, PEERS[2]: 0.0}, 2)
     exchange.handle(ExchangeTick(), 3600.0)
     assert waited_s(exchange) == 2.0
+
+
+FIVE = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(5))
+QUICK = {(peer, chunk): 2.0 for peer in FIVE[1:3] for chunk in (0, 1)}
+"""Two members give their parts of our two chunks after 2 s, so the others are late after 3 s; we may wait for 4 s then."""
+LIAR, SLOWER = FIVE[3:]
+NEVER = 1e9
+
+
+@pytest.mark.parametrize(
+    ("liar", "slower", "left_out", "blamed"),
+    [
+        ((2.0, 2.0), (2.5, 2.9), [], []),
+        ((2.0, 2.0), (2.5, 5.0), [], []),
+        ((2.0, 2.0), (2.5, NEVER), [SLOWER], [SLOWER]),
+        ((NEVER, 2.0), (2.5, NEVER), [LIAR, SLOWER], [LIAR]),
+        ((NEVER, 2.0), (2.5, 7.5), [LIAR, SLOWER], [LIAR]),
+        ((9.0, 2.0), (2.5, 9.5), [LIAR, SLOWER], [LIAR]),
+        ((NEVER, NEVER), (NEVER, NEVER), [LIAR, SLOWER], [LIAR, SLOWER]),
+        ((6.5, 2.0), (2.5, 9.5), [SLOWER], [SLOWER]),
+    ],
+    ids=[
+        "nobody is late",
+        "late, and in time",
+        "later than it may be",
+        "late once the liar has used the time up",
+        "late by less than it could be",
+        "the liar gives its part too late",
+        "both use it up",
+        "the liar ends its delay before",
+    ],
+)
+def test_only_members_for_which_we_waited_when_the_time_was_used_up_are_blamed(
+    liar: tuple[float, float], slower: tuple[float, float], left_out: list[PeerId], blamed: list[PeerId]
+) -> None:
+    """liar, slower: when the two other members give their parts of our two chunks.  We average the first chunk first."""
+    limits = ExchangeLimits(STALL_S, {FIVE[0]: 4.0})
+    exchange = ExchangeMachine(FIVE[0], a_plan_of(FIVE, bytes([0, 0])), limits, now=0.0)
+    exchange.handle(ContributionReady(), 0.0)
+    given = {**QUICK, **{(peer, chunk): at[chunk] for peer, at in ((LIAR, liar), (SLOWER, slower)) for chunk in (0, 1)}}
+    for now in (quarter / 4 for quarter in range(45)):
+        for (peer, chunk), at in given.items():
+            if now - 0.25 < at <= now:
+                exchange.handle(PartArrived(peer, chunk), now)
+        exchange.handle(ExchangeTick(), now)
+    assert sorted(exchange.left_out) == sorted(left_out)
+    assert sorted(exchange.observed().stalled) == sorted(blamed)

@@ -46,6 +46,8 @@ class Room:
                 organiser=ME.peer_id,
                 files={"corpus": SimpleNamespace(size=FILES)},
                 reference_bytes=0,
+                initial_bytes=0,
+                base=None,
                 state_bytes=0,
                 genesis=None,
                 data=SimpleNamespace(format="text", corpora=[None], mirrors=[]),

@@ -260,16 +260,24 @@ async def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: 
 
 
 @pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])
-async def test_it_is_over_when_the_last_delivery_is(durations: list[float]) -> None:
+@pytest.mark.parametrize("outlives_round", [False, True])
+async def test_it_is_over_when_the_last_delivery_is(outlives_round: bool, durations: list[float]) -> None:
+    """A leaver hands its last statements over and waits at once, before their tasks have taken a step."""
+
     async def request(peer: PeerId, kind: str, raw: bytes, *, timeout_s: float) -> None:
         await trio.sleep(float(raw))
 
-    peers: Any = SimpleNamespace(session=SimpleNamespace(network=SimpleNamespace(request=request)), guard=None)
     inbox: Any = None
-    async with trio.open_nursery() as nursery:
-        deliveries, began = Deliveries(peers), trio.current_time()
+    peers: Any = SimpleNamespace(session=SimpleNamespace(network=SimpleNamespace(request=request)))
+    peers.guard = guard = Guard(peers.session)
+    deliveries = Deliveries(peers)
+    async with guard.open(), trio.open_nursery() as nursery:
+        began = trio.current_time()
         for seconds in durations:
-            deliveries.send(Forward(ANN.peer_id, "vote", str(seconds).encode()), inbox, nursery)
-        await trio.testing.wait_all_tasks_blocked()
+            statement = Forward(ANN.peer_id, "vote", str(seconds).encode())
+            deliveries.send(statement, inbox, None if outlives_round else nursery)
         await deliveries.delivered()
         assert trio.current_time() - began == max(durations, default=0.0)
+    deliveries.send(Forward(ANN.peer_id, "vote", b"1.0"), inbox, None)
+    await deliveries.delivered()
+    assert trio.current_time() - began == max(durations, default=0.0), "the guard is closed, so nothing is under way"

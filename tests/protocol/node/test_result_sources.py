@@ -39,10 +39,10 @@ class Asked:
 
 async def test_a_peer_that_alone_voted_for_a_lost_result_says_that_its_vote_binds_it() -> None:
     asked, activity = Asked(OTHERS[0]), Activity(lambda event: None)
-    supplies: Any = asked
+    fetcher: Any = asked
     effect = ObtainResult(RECORD, tuple(INDEX), (), ME.peer_id, None)
     with trio.move_on_after(60):
-        await ResultSources(supplies, Membership(ME.peer_id, 0.0, TheseMembers()), activity).fetch(
+        await ResultSources(fetcher, Membership(ME.peer_id, 0.0, TheseMembers()), activity).fetch(
             effect, [0], memoryview(b"")
         )
     said = f"our own vote binds us to the record of round {RECORD.round}; no peer sent us 1 part of the result of round"
@@ -52,7 +52,7 @@ async def test_a_peer_that_alone_voted_for_a_lost_result_says_that_its_vote_bind
 @pytest.mark.parametrize("certified", [True, False])
 async def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certified: bool) -> None:
     asked, activity = Asked(OTHERS[0]), Activity(lambda event: None)
-    supplies: Any = asked
+    fetcher: Any = asked
     membership = Membership(ME.peer_id, 0.0, TheseMembers(OTHERS[0]))
     provenance: Any = None if certified else SimpleNamespace()
     effect = ObtainResult(RECORD, tuple(INDEX), (ANN.peer_id, BOB.peer_id), ANN.peer_id, provenance)
@@ -68,7 +68,7 @@ async def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certi
         membership.on_heartbeat(peer, a_heartbeat(name="ann" if peer == ANN.peer_id else "x"), 0.0, peer)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
-        await ResultSources(supplies, membership, activity).fetch(effect, [0, 2], memoryview(b""))
+        await ResultSources(fetcher, membership, activity).fetch(effect, [0, 2], memoryview(b""))
         nursery.cancel_scope.cancel()
     assert asked.sources[:FAILURES] == [effect.sources] * FAILURES
     later = asked.sources[FAILURES]

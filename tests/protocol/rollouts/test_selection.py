@@ -36,7 +36,7 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     electorate = SimpleNamespace(electors=voters)
     replica: Any = SimpleNamespace(history=SimpleNamespace(roster=SimpleNamespace(electorate=electorate)))
     made = LostSets(session, replica)
-    made.places = frozenset((slot, Hash(bytes(32))) for slot in slots)
+    made.keys = frozenset((slot, Hash(bytes(32))) for slot in slots)
     return made
 
 

@@ -28,7 +28,7 @@ from protocol.run.admission import (
     verify_admission,
     version_problem,
 )
-from protocol.run.manifest import RunManifest, run_id
+from protocol.run.manifest import PROTOCOL_VERSION, RunManifest, run_id
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ADMISSION_BYTES, decode_body, seal
@@ -251,18 +251,21 @@ def test_a_token_is_good_for_a_seed_and_a_seeds_for_nothing_else() -> None:
 
 def test_a_greeting_of_this_run_is_answered() -> None:
     hello = make_hello(RUN, Role.TRAINER, b"", "1.0")
-    assert answer_hello(INVITE, RUN, hello, "1.1", 7.5) == HelloReply(protocol=1, version="1.1", clock=7)
+    assert answer_hello(INVITE, RUN, hello, "1.1", 7.5) == HelloReply(protocol=PROTOCOL_VERSION, version="1.1", clock=7)
     assert "another run" in str(answer_hello(INVITE, ZERO_HASH, hello, "1.1", 7.5))
 
 
 def test_versions_that_do_not_meet_are_told_who_must_change() -> None:
-    old = Hello(protocol_min=1, protocol_max=1, version="x" * 40, run=RUN, role=Role.TRAINER, admission=b"")
-    answer = answer_hello(a_manifest(protocol_min=2, protocol_max=3), RUN, old, "y" * 40, 7.5)
-    assert isinstance(answer, str) and "install a newer version" in answer and len(answer) <= 300
+    before = PROTOCOL_VERSION - 1
+    old = Hello(protocol_min=before, protocol_max=before, version="x" * 40, run=RUN, role=Role.TRAINER, admission=b"")
+    for manifest in (a_manifest(), a_manifest(protocol_max=PROTOCOL_VERSION + 1), a_manifest(protocol_min=1)):
+        answer = answer_hello(manifest, RUN, old, "y" * 40, 7.5)
+        assert isinstance(answer, str) and "install a newer version" in answer and len(answer) <= 300
     new = old.model_copy(update={"protocol_min": 5, "protocol_max": 6})
     assert "install the swarm's version" in str(answer_hello(a_manifest(), RUN, new, "1", 7.5))
 
 
-def test_a_run_for_newer_software_is_told_before_joining() -> None:
+def test_a_run_for_other_software_is_told_before_joining() -> None:
     assert version_problem(a_manifest()) is None
     assert "newer version" in (version_problem(a_manifest(protocol_min=7, protocol_max=8)) or "")
+    assert "older version" in (version_problem(a_manifest(protocol_min=1, protocol_max=PROTOCOL_VERSION - 1)) or "")

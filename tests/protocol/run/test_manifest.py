@@ -16,7 +16,15 @@ from protocol.chain.base import round_settings
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.training import DataConfig
-from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, run_id, sign
+from protocol.run.manifest import (
+    PROTOCOL_VERSION,
+    OuterSection,
+    RunManifest,
+    demo_manifest,
+    open_manifest,
+    run_id,
+    sign,
+)
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
 from protocol.run.sections import BUILTIN, DataSection, builtin_source
 from protocol.wire import canonical
@@ -85,8 +93,8 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
 
 def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None:
     without_prompts = run_id(DEMO.manifest.model_copy(update={"samples": None}))
-    assert without_prompts.hex() == "73bbda25c0790795867eb4d1ca20416f00a956c57bf6779b71071ae1f5e3b1fb"
-    assert DEMO.run.hex() == "7e81e262d9be6639642d51aed475d284246565d1616f8495654d59a6b6da1d77"
+    assert without_prompts.hex() == "72169cb31070ca81c756fc20877e07c9a73cc445c7e5f08b884749454305fa05"
+    assert DEMO.run.hex() == "f7768acd7c6500c967412679b64cdddf4f6923e8596d384471349b7453d34e95"
     said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
     assert not ModelConfig.LATER & set(said["model"]) and RunManifest.LATER & set(said) == {"samples", "total_tokens"}
 
@@ -190,7 +198,8 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
     "fields",
     [
         {"chunk_parameters": 257}, {"chunk_parameters": 1 << 30}, {"checkpoint_chunk_bytes": 1 << 40},
-        {"checkpoint_interval": 0}, {"protocol_min": 2}, {"admission": "allowlist"}, {"admission": "anyone"},
+        {"checkpoint_interval": 0}, {"protocol_min": PROTOCOL_VERSION + 1},
+        {"admission": "allowlist"}, {"admission": "anyone"},
         {"founders": []}, {"founders": None}, {"founders": "organiser"}, {"founders": [ONE.peer_id] * 2},
         {"founders": sorted([ONE.peer_id, TWO.peer_id], reverse=True)}, {"founders": ["x"]},
         {"founders": sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(65))},

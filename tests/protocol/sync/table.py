@@ -20,10 +20,10 @@ from protocol.membership.liveness import Membership
 from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
+from protocol.sync.fetchers import StateFetcher
 from protocol.sync.following import Following, Move
 from protocol.sync.fork_choice import ForkChoice
 from protocol.sync.remote_chains import Claims
-from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.answering import ABOUT_BLOBS, ask
@@ -91,8 +91,8 @@ class Table:
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
         self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours).find, at_once)
-        self.supplies = StateFetcher(session, self.ours, at_once, self.swarm)
-        self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
+        self.fetcher = StateFetcher(session, self.ours, at_once, self.swarm)
+        self.catch_up = CatchUp(session, self.ours, at_once, self.fetcher, initialise)
         self.claims = Claims(self.ours, self.membership)
         self.choice, unguarded = ForkChoice(self.ours, self.membership, self.activity), cast("Any", Unguarded())
         self.following = Following(session, unguarded, self.catch_up, self.choice, self.claims)

@@ -8,7 +8,7 @@ import trio
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.events.events import CheckpointWritten, StateLoaded, TransferEnded
 from protocol.sync.catch_up import WrongState
-from protocol.sync.supplies import ASK_TIMEOUT_S
+from protocol.sync.fetchers import ASK_TIMEOUT_S
 from protocol.transport.interface import Unreachable
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -59,7 +59,7 @@ async def test_a_missing_result_stops_the_replay_unless_a_checkpoint_makes_it_su
     await table.catch_up.restore()
     assert table.ours.state.rounds == 1
     grow(table.theirs, 3, [ANN], voters=[ANN])
-    assert await table.supplies.bring(table.ours.history, table.catch_up.present(3), [ANN.peer_id]) == 3
+    assert await table.fetcher.bring(table.ours.history, table.catch_up.present(3), [ANN.peer_id]) == 3
     await table.catch_up.replay()
     assert table.ours.state.digest() == digest
     checkpoint(table)
@@ -79,7 +79,7 @@ async def test_a_result_that_comes_to_others_a_moment_later_is_fetched_soon(tabl
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(have_it)
-        assert await table.supplies.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
+        assert await table.fetcher.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
     assert trio.current_time() - begun < 2.0, "it is not asked again only when all hope is gone"
 
 
@@ -94,7 +94,7 @@ async def test_a_result_that_was_cut_off_is_fetched_to_its_end(table: Table) -> 
     begun = table.ours.store.results.begin(ResultName(0, 0, root), size)
     begun.view[spans[0]] = first
     table.ours.store.results.end(begun)
-    assert await table.supplies.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
+    assert await table.fetcher.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
     (ended,) = table.of(TransferEnded)
     assert isinstance(ended, TransferEnded) and ended.complete
     assert (ended.what, ended.number, ended.fetched_bytes) == ("result", 0, size - len(first))
@@ -111,8 +111,8 @@ async def test_one_checkpoint_that_two_want_at_a_time_is_fetched_once(table: Tab
     fetched: list[bool] = []
 
     async def fetch(*sources: PeerId) -> None:
-        supplies = table.supplies
-        fetched.append(await supplies._fetch_checkpoint(table.ours.history, 2, sources))
+        fetcher = table.fetcher
+        fetched.append(await fetcher._fetch_checkpoint(table.ours.history, 2, sources))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetch, ANN.peer_id, BOB.peer_id)
@@ -135,7 +135,7 @@ async def test_peers_that_are_silent_about_their_checkpoints_delay_the_newest_on
         table.network.answers[peer] = silent
     grow(table.ours, 1, [ANN], voters=[ANN])
     began = trio.current_time()
-    assert await table.supplies.fetch_newest_checkpoint(table.ours.history, [*crowd, ANN.peer_id], at_least=0) == 2
+    assert await table.fetcher.fetch_newest_checkpoint(table.ours.history, [*crowd, ANN.peer_id], at_least=0) == 2
     assert trio.current_time() - began <= ASK_TIMEOUT_S + 1
 
 
@@ -143,7 +143,7 @@ async def test_results_that_nobody_has_are_not_brought(table: Table) -> None:
     grow(table.ours, 2, [ANN], voters=[ANN], with_results=False)
     await table.catch_up.restore()
     for sources in ([], [BOB.peer_id], [ANN.peer_id]):
-        assert await table.supplies.bring(table.ours.history, 0, sources) == 0
+        assert await table.fetcher.bring(table.ours.history, 0, sources) == 0
     await table.catch_up.replay()
     assert table.ours.state.rounds == 0
 
@@ -171,4 +171,4 @@ async def test_a_peer_that_cannot_make_the_beginning_needs_a_checkpoint(table: T
     table.ours.store.checkpoints.remove(CheckpointName(2, table.ours.history.tip))
     await table.catch_up.restore()
     assert table.ours.state.rounds == 0
-    assert await table.supplies.bring(table.ours.history, None, [ANN.peer_id]) is None
+    assert await table.fetcher.bring(table.ours.history, None, [ANN.peer_id]) is None

@@ -17,7 +17,7 @@ from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.run.sections import FILE_CHUNK_BYTES
-from protocol.sync.supplies import PATIENCE_S, RunFiles, file_section
+from protocol.sync.fetchers import PATIENCE_S, RunFiles, file_section
 from protocol.transport.interface import NetworkError
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply

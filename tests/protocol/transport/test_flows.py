@@ -25,7 +25,7 @@ from protocol.transport.bulk_flows import (
     fair_shares,
 )
 from protocol.transport.bulk_link import FRAME_BYTES, Link, SocketState
-from protocol.transport.bulk_sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _OutgoingPush
+from protocol.transport.bulk_sending import TRICKLE_SHARE, WAY_S, BulkSocket, Sending, _OutgoingPush
 from protocol.transport.interface import nothing
 from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit
 from protocol.wire.identity import PeerId
@@ -191,11 +191,11 @@ async def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
     urgent = Sending(dial, RateLimit())
     spare = Sending(dial, RateLimit(), first=urgent)
     assert await waits(spare) == 0 and await waits(urgent) == 0
-    lane = Lane(urgent, PeerId("somebody"))
-    urgent._lanes[PeerId("somebody")] = [lane]
-    lane.take(_OutgoingPush(b"", memoryview(b"urgent"), nothing))
+    socket = BulkSocket(urgent, PeerId("somebody"))
+    urgent._sockets[PeerId("somebody")] = [socket]
+    socket.take(_OutgoingPush(b"", memoryview(b"urgent"), nothing))
     assert await waits(spare) == WAY_S and await waits(urgent) == 0
-    lane._waiting.clear()
+    socket._waiting.clear()
     urgent.turned()
     assert await waits(spare) == 0
 
@@ -209,12 +209,12 @@ async def test_what_gives_way_takes_a_small_part_of_the_line_however_many_socket
     assert spare.frame(has_waited=False) == FRAME_BYTES
     assert spare.frame(has_waited=True) == SMALLEST_FRAME_BYTES, "while nobody knows how fast the line is"
     spare.measure(inf, 5e6, 0.0)
-    for sockets in (1, 2, 5):
-        lanes = [Lane(spare, PeerId("somebody")) for _ in range(sockets)]
-        spare._lanes[PeerId("somebody")] = lanes
-        for lane in lanes:
-            lane._waiting.append(_OutgoingPush(b"", memoryview(b"spare"), nothing))
-        taken = sockets * spare.frame(has_waited=True) / WAY_S
+    for number in (1, 2, 5):
+        sockets = [BulkSocket(spare, PeerId("somebody")) for _ in range(number)]
+        spare._sockets[PeerId("somebody")] = sockets
+        for socket in sockets:
+            socket._waiting.append(_OutgoingPush(b"", memoryview(b"spare"), nothing))
+        taken = number * spare.frame(has_waited=True) / WAY_S
         assert taken == pytest.approx(TRICKLE_SHARE * 5e6, rel=0.01)
     spare.measure(inf, 1e9, 0.0)
     assert spare.frame(has_waited=True) == FRAME_BYTES

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.transport.rate_limit import BURST_S, FRAMES_A_SECOND, PACKET_SHARE, RateLimit, Turn
+from protocol.transport.rate_limit import BURST_S, FRAMES_A_SECOND, PACKET_SHARE, Priority, RateLimit
 from tests.tiers import first_fast
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -112,12 +112,12 @@ async def test_no_window_of_30_seconds_has_5_percent_more_than_the_limit(seed: i
     random, line, control, rate = Random(seed), Line(), Control(), 1e6
     limit = RateLimit(rate, lambda: control.bytes)
 
-    async def push(turn: Turn) -> None:
+    async def push(priority: Priority) -> None:
         while trio.current_time() < 100:
             if random.random() < 0.05:
                 await trio.sleep(random.expovariate(0.3))
             size = random.randint(1, int(rate / FRAMES_A_SECOND))
-            await limit.pay(size, turn)
+            await limit.pay(size, priority)
             line.moved.append((trio.current_time(), size))
 
     async def answer() -> None:
@@ -136,18 +136,18 @@ async def test_no_window_of_30_seconds_has_5_percent_more_than_the_limit(seed: i
             control.bytes += size
 
     async with trio.open_nursery() as nursery:
-        for turn in (Turn.PUSH, Turn.PUSH, Turn.SPARE):
-            nursery.start_soon(push, turn)
+        for priority in (Priority.PUSH, Priority.PUSH, Priority.SPARE):
+            nursery.start_soon(push, priority)
         nursery.start_soon(answer)
         nursery.start_soon(speak)
     assert line.most(WINDOW_S) <= 1.05 * rate * WINDOW_S
 
 
 async def test_a_line_that_nobody_else_uses_is_used_fully() -> None:
-    for turn in Turn:
+    for priority in Priority:
         limit, begun, moved = RateLimit(RATE), trio.current_time(), 0
         while trio.current_time() - begun < WINDOW_S:
-            await limit.pay(100, turn)
+            await limit.pay(100, priority)
             moved += 100
         assert moved >= 0.99 * RATE * WINDOW_S
 
@@ -156,13 +156,13 @@ async def test_answers_go_first_and_what_is_spare_goes_last() -> None:
     limit, log = RateLimit(RATE), list[str]()
     await limit.pay(1000)
 
-    async def one(turn: Turn) -> None:
-        await limit.pay(100, turn)
-        log.append(turn.name)
+    async def one(priority: Priority) -> None:
+        await limit.pay(100, priority)
+        log.append(priority.name)
 
     async with trio.open_nursery() as nursery:
-        for turn in (Turn.SPARE, Turn.PUSH, Turn.ANSWER):
-            nursery.start_soon(one, turn)
+        for priority in (Priority.SPARE, Priority.PUSH, Priority.ANSWER):
+            nursery.start_soon(one, priority)
             await trio.testing.wait_all_tasks_blocked()
     assert log == ["ANSWER", "PUSH", "SPARE"]
 
@@ -179,8 +179,8 @@ async def test_what_is_spare_is_not_starved() -> None:
             nursery.start_soon(urgent)
         await trio.sleep(10)
         begun = trio.current_time()
-        await limit.pay(100, Turn.SPARE)
-        assert Turn.SPARE.value <= trio.current_time() - begun <= Turn.SPARE.value + 9 * 0.1
+        await limit.pay(100, Priority.SPARE)
+        assert Priority.SPARE.value <= trio.current_time() - begun <= Priority.SPARE.value + 9 * 0.1
         done.set()
 
 
@@ -190,7 +190,7 @@ async def test_whoever_gives_up_waiting_holds_nobody_up() -> None:
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(0.1):
             nursery.start_soon(move, limit, [100])
-            await limit.pay(10_000, Turn.ANSWER)
+            await limit.pay(10_000, Priority.ANSWER)
     assert trio.current_time() == pytest.approx((1000 - BURST_S * RATE) / RATE)
 
 

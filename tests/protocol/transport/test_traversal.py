@@ -83,7 +83,7 @@ def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived()
         assert len([each for each in found if may_be_dialled(each.end, list)]) <= punching.MAX_CANDIDATES
 
 
-async def test_a_mirror_shows_where_a_socket_is_seen() -> None:
+async def test_a_reflector_shows_where_a_socket_is_seen() -> None:
     async with network(Recorder()) as there:
         port = int(there.addresses()[0].split("/")[4])
         sock = punching.reusable_socket()

@@ -88,7 +88,7 @@ def decoded_logits(base: WeightsFolder, folder: PeftFolder) -> torch.Tensor:
     """Return the logits of our decoder with both folders."""
     tensors = {place.name: torch.from_numpy(base.tensor(place)) for place in parameter_layout(base.config)}
     factors = torch.from_numpy(np.concatenate(list(folder.values())))
-    model = Decoder(base.config, torch.device("cpu"), factors, FrozenBase(folder.adapter, tensors))
+    model = Decoder(base.config, torch.device("cpu"), factors, FrozenBase.whole(folder.adapter, tensors))
     with torch.no_grad():
         return F.linear(model(tokens_for(base.config)), model.output_weight)
 
