@@ -27,7 +27,7 @@ from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-MODEL, TOKENIZERS = "Qwen2.5-0.5B-Instruct", ("TinyLlama_v1.1", "INTELLECT-1")
+MODELS, TOKENIZERS = ("Qwen2.5-0.5B-Instruct", "Qwen3-8B"), ("TinyLlama_v1.1", "INTELLECT-1")
 """Folders that examples begin with; tiny ones stand in for them."""
 DOCUMENTS = 1000
 """Documents of a data set of Hugging Face, for which others stand in."""
@@ -39,13 +39,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (*EXAMPLES.glob("*.toml"), *EXAMPLES.glob("*.jsonl")):
         shutil.copy(path, folder)
     config = ModelConfig.from_mapping(QWEN2 | {"tied": True, "vocab": VOCAB})
-    (folder / MODEL).mkdir()
-    write_folder(folder / MODEL, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=None)
-    make_tokenizer(folder / MODEL / "tokenizer.json")
+    for name in MODELS:
+        (folder / name).mkdir()
+        write_folder(folder / name, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=None)
+        make_tokenizer(folder / name / "tokenizer.json")
     for name in TOKENIZERS:
         (folder / name).mkdir()
         make_tokenizer(folder / name / "tokenizer.json")
-    for name in (MODEL, *TOKENIZERS):
+    for name in (*MODELS, *TOKENIZERS):
         (folder / name / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ENDS)}))
     return folder
 
@@ -69,7 +70,8 @@ def data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_example_makes_a_run(name: str, place: Path) -> None:
     manifest = create_run(place / name, place / f"data of {name}").manifest
     assert (manifest.rl is not None) == name.startswith("rl-")
-    assert (manifest.data.format == "chat") == (name == "chat.toml")
+    assert (manifest.data.format == "chat") == (name in ("chat.toml", "friends-8b.toml"))
+    assert (manifest.adapter is not None) == ("[adapter]" in COMMENTS[name])
     if name == "rl-qwen.toml":
         assert manifest.tokenizer is not None and manifest.tokenizer.template == "chatml"
     if name == "intellect-1.toml":
@@ -98,7 +100,9 @@ def test_the_commands_in_an_example_save_where_it_looks(name: str) -> None:
     assert all("examples/" in command for command in commands if "INVITATION --role" not in command)
 
 
-@pytest.mark.parametrize("name", [name for name, text in COMMENTS.items() if "[rl]" not in text])
+@pytest.mark.parametrize(
+    "name", [name for name, text in COMMENTS.items() if not re.search(r"^\[(rl|adapter)\]", text, re.M)]
+)
 def test_the_comment_of_an_example_tells_its_size_and_what_it_reads(name: str) -> None:
     manifest, head = sketch_run_file(EXAMPLES / name, ME.peer_id), COMMENTS[name].partition("\nname =")[0]
     for number, unit in re.findall(r"([0-9.]+)([MB]) parameters", head):

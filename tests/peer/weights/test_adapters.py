@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +13,18 @@ from peer.errors import PeerError
 from peer.joining.purpose import adapter_words, purpose_lines
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
+from peer.resources.requirements import memory_need
 from protocol.chain.outer_state import OuterState
 from protocol.chain.stored_run import StoredRun
 from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.model import ModelConfig
+from protocol.run.manifest import demo_manifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.run.sections import BaseFileSection, BaseSection
 from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.weights.models import LLAMA3, in_blocks, random_parameters
+from trainer.memory import TrainerSetup
 from trainer.weights.folder import write_folder
 from trainer.weights.peft_folder import write_peft_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -134,3 +139,28 @@ def test_preferences_of_an_adapter_need_no_weights_of_the_beginning(tmp_path: Pa
     assert preferences.genesis is not None and not preferences.initial_bytes
     whole = preferences.model_copy(update={"adapter": None, "base": None})
     assert whole.initial_bytes == 2 * MODEL.parameters
+
+
+LLAMA_1B = {"vocab": 128_256, "dim": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192, "tied": True}
+QWEN_8B = {"vocab": 151_936, "dim": 4096, "layers": 36, "heads": 32, "kv_heads": 8, "ffn": 12_288, "qk_norm": True}
+SIZES = {
+    "1B": LLAMA_1B | {"head_dim": 64},
+    "3B": LLAMA_1B | {"dim": 3072, "layers": 28, "heads": 24, "head_dim": 128},
+    "8B": QWEN_8B | {"head_dim": 128, "tied": False},
+    "14B": QWEN_8B | {"dim": 5120, "layers": 40, "heads": 40, "ffn": 17_408, "head_dim": 128, "tied": False},
+}
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "adapters.md"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_guide_has_the_memory_that_an_adapter_is_estimated_to_need(size: str) -> None:
+    demo, needs = demo_manifest().manifest, []
+    file = BaseFileSection(path="config.json", size=1, root="0" * 64)
+    changes: dict[str, Any] = {"model": ModelConfig.from_mapping(SIZES[size]), "adapter": AdapterConfig(rank=32)}
+    for form in ("bf16", "int8", "int4"):
+        base = BaseSection.model_validate({"files": [file], "format": form})
+        data = demo.data.changed(sequence_length=2048)
+        manifest = demo.model_copy(update={**changes, "base": base, "data": data})
+        needs.append(f"{memory_need(manifest, setup=TrainerSetup('cuda')).gpu / 1e9:.1f}")
+    row = next(line for line in GUIDE.read_text().splitlines() if line.startswith(f"| {size} ("))
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == needs
