@@ -58,3 +58,36 @@ def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_pa
         command = [sys.executable, "-m", "peer", "chat", "--max-tokens", "3", "--data-dir", str(guest.folder)]
         answer = subprocess.run(command, input="1?", env=swarm.environment, text=True, capture_output=True, timeout=120)
         assert answer.returncode == 0 and answer.stdout, answer.stderr
+
+
+def test_a_late_joiner_gets_the_frozen_model_once_its_organiser_is_gone_and_a_killed_peer_comes_back(tmp_path: Path) -> None:
+    """Everything is at the friend: it gives the model on, and trains with the newcomer; the model is held in int8."""
+    (tmp_path / "talk.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}?", "completion": "ab"}) + "\n" for n in range(80))
+    )
+    run = (
+        CHATS.replace("total_rounds = 50", "total_rounds = 500").replace('from = "base"', 'from = "base"\nformat = "int8"')
+        + "[adapter]\nrank = 16\n"
+        + ROUNDS
+    )
+    with Swarm(tmp_path, run) as swarm:
+        make_model(tmp_path / "base")
+        swarm.create_run()
+        manifest = open_manifest(swarm.manifest.read_bytes()).manifest
+        assert manifest.base is not None
+        organiser, friend = swarm.peer("organiser").start(), swarm.peer("friend").start()
+        swarm.whole(organiser, friend)
+        organiser.kill()
+        (tmp_path / "base").rename(tmp_path / "elsewhere")
+        late = swarm.peer("late").start()
+        pair = {friend.peer_id, late.peer_id}
+        swarm.until(
+            "rounds of the other two", lambda: any(set(late.members_of(round)) == pair for round in list(late.commits))
+        )
+        fetched = [event for event in late.heard(ev.TransferEnded) if event.what == "file"]
+        assert sum(event.fetched_bytes for event in fetched) >= manifest.base.size_bytes
+        friend.kill()
+        friend.start()
+        rounds = friend.committed
+        swarm.until("rounds after the kill", lambda: friend.committed >= rounds + 2)
+        swarm.equal(swarm.whole(friend, late), friend, late)
