@@ -266,8 +266,9 @@ class Service:
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         if config.rl is not None:
-            tokenizer = self._worker.tokenizer if self._worker is not None else None
-            self._rollout_worker = RolloutWorker.of(config, device, tokenizer, generator)
+            own = self._worker
+            shared = (None, None) if own is None else (own.tokenizer, own.model.base)
+            self._rollout_worker = RolloutWorker.of(config, device, shared[0], generator, shared[1])
         self._pace = WorkPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))

@@ -34,7 +34,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(
     slots: int, family: str = "qwen3", temperature: float = 1.0, reply: Reply | None = None, **settings: Any
 ) -> VllmEngine:
-    return VllmEngine(FAMILIES[family], CPU, Slots(slots, LENGTH), temperature=temperature, reply=reply, **settings)
+    made = VllmEngine(FAMILIES[family], CPU, Slots(slots, LENGTH), reply=reply, **settings)
+    made.temperature = temperature
+    return made
 
 
 @pytest.mark.parametrize(("family", "temperature", "is_v2"), crossed(FAMILIES, [0.8, 0.0], [True, False]))
