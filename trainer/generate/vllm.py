@@ -101,6 +101,8 @@ class VllmEngine(Generator):
         self._begun = 0
         self._sequences: dict[str, _VllmSequence] = {}
         self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written turns, not yet continued or ended
+        if base is not None and base.dtype != torch.bfloat16:  # a CPU's, whose values bf16 has too
+            base = replace(base, tensors={name: tensor.bfloat16() for name, tensor in base.tensors.items()})
         self._reference = Batch(config, device, torch.bfloat16, Slots(1, length), base)
         self._adapters = None if base is None else _Adapters(base.adapter, self._reference.model.layout)
         with tempfile.TemporaryDirectory() as folder:
