@@ -46,7 +46,7 @@ class FactorTrial(Trial):
         model, adapter = self.settings.model, AdapterConfig(rank=self.rank)
         places = parameter_layout(model)
         tensors = {each.name: warm[each.offset : each.offset + each.count].view(each.shape) for each in places}
-        decoder = Decoder(model, CPU, base=FrozenBase(adapter, tensors))
+        decoder = Decoder(model, CPU, base=FrozenBase.whole(adapter, tensors))
         self.learner = Learner.alone(self.config, decoder, layouts_for(decoder.count))
         factors = np.empty(decoder.count, np.float32)
         initial_parameters(model, self.seed, factors, adapter)

@@ -33,15 +33,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protocol.formats.adapter import PROJECTIONS, AdapterConfig
-from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
+from protocol.formats.adapter import AdapterConfig
+from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.extras import install_command
 from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
 from trainer.generate.generator import Completion, Generator, ProveAll, Reply, Request, Slots
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.huggingface import config_json
 from trainer.models.llama.model import FrozenBase
-from trainer.weights.safetensors_file import ExportFormat, header_of, written
+from trainer.weights.peft_folder import write_peft_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 SHARE = 0.92
 """Share of the GPU's free memory that vLLM may use. vLLM does not start if less than its allowance is free."""
@@ -104,7 +105,7 @@ class VllmEngine(Generator):
         if base is not None and base.dtype != torch.bfloat16:  # a CPU's, whose values bf16 has too
             base = replace(base, tensors={name: tensor.bfloat16() for name, tensor in base.tensors.items()})
         self._reference = Batch(config, device, torch.bfloat16, Slots(1, length), base)
-        self._adapters = None if base is None else _Adapters(base.adapter, self._reference.model.layout)
+        self._adapters = None if base is None else _Adapters(config, base.adapter)
         with tempfile.TemporaryDirectory() as folder:
             described = config_json(config, "bfloat16", context=length, eos=None)
             described["max_position_embeddings"] = length  # limits vLLM, regardless of the model's context
@@ -275,9 +276,8 @@ class VllmEngine(Generator):
 class _Adapters:
     """Adapter that vLLM computes with, in a folder of PEFT.  request: its name, number and folder, new with each `write`."""
 
-    def __init__(self, adapter: AdapterConfig, layout: Sequence[ParameterPlace]) -> None:
-        self._adapter, self._number = adapter, 0
-        self._places = [replace(place, name=f"base_model.model.{place.name}") for place in layout]
+    def __init__(self, model: ModelConfig, adapter: AdapterConfig) -> None:
+        self._model, self._adapter, self._number = model, adapter, 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.request: Any = None
 
@@ -287,18 +287,9 @@ class _Adapters:
 
         self.close()
         self._folder, self._number = tempfile.TemporaryDirectory(), self._number + 1
-        folder, adapter = Path(self._folder.name), self._adapter
-        described = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "r": adapter.rank,
-            "lora_alpha": adapter.alpha,
-            "target_modules": list(PROJECTIONS[adapter.targets]),
-            "bias": "none",
-        }
-        (folder / "adapter_config.json").write_text(json.dumps(described))
-        values = written(flat.float().cpu().numpy(), ExportFormat.BF16)
-        (folder / "adapter_model.safetensors").write_bytes(header_of(self._places, ExportFormat.BF16) + values)
+        folder = Path(self._folder.name)
+        values = [flat.float().cpu().numpy()]
+        write_peft_folder(folder, self._model, self._adapter, values, ExportFormat.BF16, base_name="")
         self.request = LoRARequest(f"version-{self._number}", self._number, str(folder))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def published(folder: Path, family: str, adapter: AdapterConfig = ADAPTER) -> Fr
     write_folder(folder, config, in_blocks(flat.numpy()), ExportFormat.FP32, context=LENGTH, eos=None)
     places = parameter_layout(config)
     tensors = {each.name: flat[each.offset :][: each.count].view(each.shape) for each in places}
-    return FrozenBase(adapter, tensors, {path.name: path for path in folder.iterdir()})
+    files = {path.name: path for path in folder.iterdir()}
+    return replace(FrozenBase.whole(adapter, tensors), files=files)
 
 
 def factors(base: FrozenBase, seed: int, family: str = "qwen3") -> torch.Tensor:

@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,8 @@ def frozen(config: ModelConfig, folder: Path) -> FrozenBase:
     write_folder(folder, config, in_blocks(flat), ExportFormat.BF16, context=RL.row_tokens, eos=None)
     places = parameter_layout(config)
     tensors = {each.name: torch.from_numpy(flat[each.offset :][: each.count]).view(each.shape) for each in places}
-    return FrozenBase(ADAPTER, tensors, {path.name: path for path in folder.iterdir()})
+    files = {path.name: path for path in folder.iterdir()}
+    return replace(FrozenBase.whole(ADAPTER, tensors), files=files)
 
 
 def version_of(config: ModelConfig, base: FrozenBase | None, version: int) -> np.ndarray:

@@ -175,7 +175,7 @@ class LLMEngine:
         found = [np.concatenate([*stored[f"base_model.model.{place.name}"].values()]) for place in places]
         if self.arguments.stale != "first adapter" or not self.adapters:
             tensors = {each: tensor.detach() for each, tensor in self.model.decoder.tensors.items()}
-            base = FrozenBase(adapter, tensors)
+            base = FrozenBase.whole(adapter, tensors)
             factors = torch.from_numpy(np.concatenate(found)) * (self.arguments.stale != "adapters")
             self.adapters = {lora_request: Decoder(self.model.decoder.config, CPU, factors, base)}
         else:

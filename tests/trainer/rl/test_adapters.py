@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.quantizer import quantize
+from kernels.weight_format import WeightFormat
 from protocol.formats.adapter import AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.rl import RlConfig
@@ -51,7 +53,19 @@ def factors(config: ModelConfig, strength: float = 0.1, seed: int = 3, adapter: 
 def frozen(config: ModelConfig, dtype: torch.dtype, seed: int = 3) -> FrozenBase:
     flat = torch.from_numpy(parameters(config, seed)).to(dtype)
     places = parameter_layout(config)
-    return FrozenBase(ADAPTER, {each.name: flat[each.offset :][: each.count].view(each.shape) for each in places})
+    return FrozenBase.whole(ADAPTER, {each.name: flat[each.offset :][: each.count].view(each.shape) for each in places})
+
+
+def quantised(base: FrozenBase) -> FrozenBase:
+    """The same base in int4."""
+    matrices = {name: each for name, each in base.tensors.items() if name.endswith("_proj.weight")}
+    scratch = torch.empty(max(each.numel() for each in matrices.values()), dtype=base.dtype)
+    return replace(
+        base,
+        tensors={name: each for name, each in base.tensors.items() if name not in matrices},
+        matrices={name: quantize(each.float(), WeightFormat.INT4) for name, each in matrices.items()},
+        scratch=scratch,
+    )
 
 
 def worker(base: FrozenBase, values: np.ndarray, config: ModelConfig = LLAMA) -> RolloutWorker:
@@ -108,6 +122,13 @@ def test_rollouts_of_another_base_or_of_factors_that_have_since_changed_much_are
         "no factors": worker(frozen(LLAMA, dtype), factors(LLAMA, 0.0)),
     }
     assert {name: refused(author, judge, path) for name, author in others.items()} == dict.fromkeys(others, ROLLOUTS)
+
+
+def test_rollouts_of_a_base_in_another_format_are_refused(tmp_path: Path) -> None:
+    whole, values, path = frozen(LLAMA, torch.float32), factors(LLAMA, 0.3), tmp_path / "batch"
+    author = worker(quantised(whole), values)
+    assert refused(author, worker(quantised(frozen(LLAMA, torch.bfloat16)), values), path) == 0
+    assert refused(author, worker(whole, values), path) > ROLLOUTS / 2
 
 
 @pytest.mark.parametrize("making", PRECISIONS, ids=str)
