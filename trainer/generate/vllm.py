@@ -166,9 +166,9 @@ class VllmEngine(Generator):
         for _ in range(MOST_DOUBLINGS):
             self._reference.fill([flat])
             if _deviation(self._own_probe(), before) > 2 * MOST_DEVIATION:
-                break
-            flat *= 2**0.5
-        return flat
+                return flat
+            flat *= 2**0.5  # twice the products
+        raise NotReloaded("nothing can show that vLLM uses an adapter beside this model; set generator = builtin")
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
@@ -274,7 +274,10 @@ class VllmEngine(Generator):
 
 
 class _Adapters:
-    """Adapter that vLLM computes with, in a folder of PEFT.  request: its name, number and folder, new with each `write`."""
+    """Adapter that vLLM computes with, in a folder of PEFT.  request: its name, number and folder, new with each `write`.
+
+    vLLM multiplies B with the scale in bf16 when it reads an adapter; that is exact if alpha / rank is a power of two.
+    """
 
     def __init__(self, model: ModelConfig, adapter: AdapterConfig) -> None:
         self._model, self._adapter, self._number = model, adapter, 0

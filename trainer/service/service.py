@@ -267,8 +267,8 @@ class Service:
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         if config.rl is not None:
             own = self._worker
-            shared = (None, None) if own is None else (own.tokenizer, own.model.base)
-            self._rollout_worker = RolloutWorker.of(config, device, shared[0], generator, shared[1])
+            tokenizer, base = (own.tokenizer, own.model.base) if own is not None else (None, None)
+            self._rollout_worker = RolloutWorker.of(config, device, tokenizer, generator, base)
         self._pace = WorkPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))
