@@ -1,4 +1,4 @@
-"""Runs of real peers that train factors beside a frozen model: only the organiser has the model, the others fetch it."""
+"""Runs of real peers that train factors beside a frozen model, from rows and from rollouts; peers fetch the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
-from tests.e2e.test_chats import CHATS, ROUNDS, make_model
+from tests.e2e.test_chats import CHATS, ROLLOUTS, ROUNDS, make_model
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.peft_folder import PeftFolder
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 GUEST_ROUNDS = 4
 ADAPTER = "[adapter]\nrank = 8\n"
+KL = "kl_weight = 0.1\ndrop_zero_advantage = false\n"
 
 
 def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_path: Path) -> None:
@@ -91,3 +92,20 @@ def test_a_late_joiner_gets_the_frozen_model_once_its_organiser_is_gone_and_a_ki
         rounds = friend.committed
         swarm.until("rounds after the kill", lambda: friend.committed >= rounds + 2)
         swarm.equal(swarm.whole(friend, late), friend, late)
+
+
+def test_factors_are_the_versions_of_rollouts_which_are_verified_and_learned_from(tmp_path: Path) -> None:
+    with Swarm(tmp_path, ROLLOUTS + KL + ADAPTER + ROUNDS) as swarm:
+        make_model(tmp_path / "base")
+        swarm.create_run()
+        manifest = open_manifest(swarm.manifest.read_bytes()).manifest
+        assert manifest.parameters < manifest.model.parameters and not manifest.reference_bytes
+        trainer = swarm.peer("organiser").start()
+        writer = swarm.peer("writer").start("--role", "rollout")
+        validator = swarm.peer("validator").start("--role", "validator")
+        swarm.until("two versions of rollouts", lambda: len(trainer.heard(ev.RolloutsUsed)) >= 2)
+        swarm.until("verdicts", lambda: len({event.version for event in validator.heard(ev.BatchJudged)}) >= 2)
+        made = {event.root for event in writer.heard(ev.RolloutsGenerated)}
+        assert {root for event in trainer.heard(ev.RolloutsUsed) for root in event.batches} <= made
+        assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))
+        assert any(event.kl is not None for event in trainer.heard(ev.RolloutsUsed))
