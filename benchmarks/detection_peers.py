@@ -105,7 +105,7 @@ class ChoosingEngine(Engine):
 
     def __init__(self, choice: Choice, config: ModelConfig, slots: Slots, *, dtype: torch.dtype, **rest: Any) -> None:
         super().__init__(config, CPU, slots, dtype=dtype, **rest)
-        batch = Choosing(config, CPU, dtype, slots.count, slots.length)
+        batch = Choosing(config, CPU, dtype, slots)
         batch.choice = choice
         self._batch = batch
 
@@ -152,7 +152,6 @@ class Peer:
         """
         options = self._options | {
             "slots": Slots(self._options["slots"], PROMPT_TOKENS + self._run.length),
-            "temperature": temperature,
             "prove_all": prove_all,
             "reply": self._reply,
         }
@@ -160,6 +159,7 @@ class Peer:
             engine = _engine_with(self._prefill_tokens)(self.config, CPU, **options)
         else:
             engine = ChoosingEngine(self._choice, self.config, **options)
+        engine.temperature = temperature
         engine.load(self.flat.to(self._options["dtype"]))
         texts = [Numbers().problem(first + number // GROUP).prompt for number in range(count)]
         began = time.process_time()

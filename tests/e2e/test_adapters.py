@@ -1,4 +1,4 @@
-"""Runs of real peers that train factors beside a frozen model: only the organiser has the model, the others fetch it."""
+"""Runs of real peers that train factors beside a frozen model, from rows and from rollouts; peers fetch the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
-from tests.e2e.test_chats import CHATS, ROUNDS, make_model
+from tests.e2e.test_chats import CHATS, ROLLOUTS, ROUNDS, make_model
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.peft_folder import PeftFolder
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 GUEST_ROUNDS = 4
 ADAPTER = "[adapter]\nrank = 8\n"
+KL = "kl_weight = 0.1\ndrop_zero_advantage = false\n"
 
 
 def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_path: Path) -> None:
@@ -58,3 +59,53 @@ def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_pa
         command = [sys.executable, "-m", "peer", "chat", "--max-tokens", "3", "--data-dir", str(guest.folder)]
         answer = subprocess.run(command, input="1?", env=swarm.environment, text=True, capture_output=True, timeout=120)
         assert answer.returncode == 0 and answer.stdout, answer.stderr
+
+
+def test_a_late_joiner_gets_the_frozen_model_once_its_organiser_is_gone_and_a_killed_peer_comes_back(tmp_path: Path) -> None:
+    """Everything is at the friend: it gives the model on, and trains with the newcomer; the model is held in int8."""
+    (tmp_path / "talk.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}?", "completion": "ab"}) + "\n" for n in range(80))
+    )
+    run = (
+        CHATS.replace("total_rounds = 50", "total_rounds = 500").replace('from = "base"', 'from = "base"\nformat = "int8"')
+        + "[adapter]\nrank = 16\n"
+        + ROUNDS
+    )
+    with Swarm(tmp_path, run) as swarm:
+        make_model(tmp_path / "base")
+        swarm.create_run()
+        manifest = open_manifest(swarm.manifest.read_bytes()).manifest
+        assert manifest.base is not None
+        organiser, friend = swarm.peer("organiser").start(), swarm.peer("friend").start()
+        swarm.whole(organiser, friend)
+        organiser.kill()
+        (tmp_path / "base").rename(tmp_path / "elsewhere")
+        late = swarm.peer("late").start()
+        pair = {friend.peer_id, late.peer_id}
+        swarm.until(
+            "rounds of the other two", lambda: any(set(late.members_of(round)) == pair for round in list(late.commits))
+        )
+        fetched = [event for event in late.heard(ev.TransferEnded) if event.what == "file"]
+        assert sum(event.fetched_bytes for event in fetched) >= manifest.base.size_bytes
+        friend.kill()
+        friend.start()
+        rounds = friend.committed
+        swarm.until("rounds after the kill", lambda: friend.committed >= rounds + 2)
+        swarm.equal(swarm.whole(friend, late), friend, late)
+
+
+def test_factors_are_the_versions_of_rollouts_which_are_verified_and_learned_from(tmp_path: Path) -> None:
+    with Swarm(tmp_path, ROLLOUTS + KL + ADAPTER + ROUNDS) as swarm:
+        make_model(tmp_path / "base")
+        swarm.create_run()
+        manifest = open_manifest(swarm.manifest.read_bytes()).manifest
+        assert manifest.parameters < manifest.model.parameters and not manifest.reference_bytes
+        trainer = swarm.peer("organiser").start()
+        writer = swarm.peer("writer").start("--role", "rollout")
+        validator = swarm.peer("validator").start("--role", "validator")
+        swarm.until("two versions of rollouts", lambda: len(trainer.heard(ev.RolloutsUsed)) >= 2)
+        swarm.until("verdicts", lambda: len({event.version for event in validator.heard(ev.BatchJudged)}) >= 2)
+        made = {event.root for event in writer.heard(ev.RolloutsGenerated)}
+        assert {root for event in trainer.heard(ev.RolloutsUsed) for root in event.batches} <= made
+        assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))
+        assert any(event.kl is not None for event in trainer.heard(ev.RolloutsUsed))

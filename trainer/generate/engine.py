@@ -23,7 +23,7 @@ from trainer.device import is_gpu
 from trainer.generate.generator import MOST_END_TOKENS, Completion, Generator, ProveAll, Reply, Request, Slots
 from trainer.generate.sampling import choose
 from trainer.models.llama.cache import Cache
-from trainer.models.llama.model import Decoder
+from trainer.models.llama.model import Decoder, FrozenBase, trained_layout
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Batch of sequences that are computed together. All their state is on the device, and two passes advance them.
@@ -94,7 +94,7 @@ class Piece:
 
 
 class Batch:
-    """Batch of `slots` sequences of at most `length` tokens.
+    """Batch of sequences that are computed together, one in each slot.
 
     tokens: int64 (slots, rows).  hidden: bf16 (slots, rows, dim), the final hidden state of each computed position.
     position: int64 (slots,), position of the newest token, which is not computed yet. running: bool (slots,), true during a
@@ -102,16 +102,28 @@ class Batch:
     (`Cache.spare`).
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, slots: int, length: int) -> None:
-        self.model = Decoder(config, device, torch.zeros(config.parameters, dtype=dtype, device=device))
-        self.cache = Cache(config, slots, length, dtype, device)
-        self.tokens = torch.zeros(slots, length + 1, dtype=torch.int64, device=device)
-        self.hidden = torch.zeros(slots, length + 1, config.dim, dtype=torch.bfloat16, device=device)
-        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.running = torch.zeros(slots, dtype=torch.bool, device=device)
-        self._keys = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._last = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._ends = torch.full((slots, MOST_END_TOKENS), NO_TOKEN, device=device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        slots: Slots,
+        base: FrozenBase | None = None,
+    ) -> None:
+        """Allocate memory.  base: frozen weights, if the parameters are factors beside them; in the precision `dtype`."""
+        assert base is None or base.dtype == dtype
+        last = trained_layout(config, base)[-1]
+        flat = torch.zeros(last.offset + last.count, dtype=dtype, device=device)
+        self.model = Decoder(config, device, flat, base)
+        count, rows = slots.count, slots.length + 1
+        self.cache = Cache(config, count, slots.length, dtype, device)
+        self.tokens = torch.zeros(count, rows, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(count, rows, config.dim, dtype=torch.bfloat16, device=device)
+        self.position = torch.zeros(count, dtype=torch.int64, device=device)
+        self.running = torch.zeros(count, dtype=torch.bool, device=device)
+        self._keys = torch.zeros(count, dtype=torch.int64, device=device)
+        self._last = torch.zeros(count, dtype=torch.int64, device=device)
+        self._ends = torch.full((count, MOST_END_TOKENS), NO_TOKEN, device=device)
         self._recorded = Recorded() if device.type == "cuda" else None
 
     def fill(self, blocks: Iterable[Tensor]) -> None:
@@ -232,8 +244,8 @@ class _Sequence:
 class Engine(Generator):
     """Built-in generator.  steps, row_steps: numbers of decoding steps, and of rows computed in them.
 
-    temperature: temperature of the following steps.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps
-    between two checks for ended turns; 0 for the device's default.
+    prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two checks for ended turns; 0 for the
+    device's default.
     """
 
     prefill_tokens = PREFILL_TOKENS
@@ -245,26 +257,26 @@ class Engine(Generator):
         device: torch.device,
         slots: Slots,
         *,
-        temperature: float = 1.0,
         dtype: torch.dtype = torch.float32,
         prove_all: ProveAll | None = None,
         reply: Reply | None = None,
+        base: FrozenBase | None = None,
     ) -> None:
-        """Allocate memory for the slots.  dtype: of weights and products.
+        """Allocate memory for the slots.  dtype: of weights and products.  base: as in `Batch`.
 
         prove_all: proves the hidden states of sequences; if None, completions carry the hidden states instead.
         """
         super().__init__(config, slots, prove_all, reply)
-        self._batch = Batch(config, device, dtype, slots.count, slots.length)
-        self.temperature = temperature
+        self._batch = Batch(config, device, dtype, slots, base)
         self._steps_at_once = self.steps_at_once or (GPU_STEPS if is_gpu(device) else CPU_STEPS)
         self._slots: list[_Sequence | None] = [None] * slots.count
         self.steps = self.row_steps = 0
 
     def load(self, flat: Tensor) -> None:
         """Load parameters as `Generator.load` does."""
-        if flat.shape != (self._config.parameters,):
-            raise ValueError(f"the model has {self._config.parameters} parameters, not {tuple(flat.shape)}")
+        count = self._batch.model.count
+        if flat.shape != (count,):
+            raise ValueError(f"the model has {count} parameters, not {tuple(flat.shape)}")
         self.fill([flat])
 
     def fill(self, blocks: Iterable[Tensor]) -> None:

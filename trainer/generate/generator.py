@@ -71,7 +71,9 @@ AT_ONCE = 16
 
 
 class Generator(ABC):
-    """Generator that completes several requests at a time."""
+    """Generator that completes several requests at a time.  temperature: of the tokens chosen from now on."""
+
+    temperature = 1.0
 
     def __init__(self, config: ModelConfig, slots: Slots, prove_all: ProveAll | None, reply: Reply | None) -> None:
         """Make a generator without parameters.

@@ -103,7 +103,8 @@ class LearnTask:
     """Training task of one version.
 
     order: seed of the shuffle of completions into batches. first_step: number of optimiser steps that the run took before.
-    reference: file of the weights with which the KL term compares; required if the run has a KL term.
+    reference: file of the weights with which the KL term compares; required if the run has a KL term, unless the model has
+    factors, which are compared with its frozen base.
     """
 
     order: int
@@ -170,7 +171,7 @@ class Learner:
 
     def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
         """Raise ValueError if required reference weights are missing, or for rollouts that the model cannot read."""
-        if self.config.kl_weight and task.reference is None:
+        if self.config.kl_weight and task.reference is None and self.model.base is None:
             raise ValueError("kl_weight is above 0, but there are no reference weights")
         rollouts = [member.rollout for group in groups for member in group.members]
         check_lengths(rollouts, self.config.row_tokens)
@@ -196,9 +197,9 @@ class Learner:
     def _compared(self, batches: Sequence[Packed], reference: Path | None) -> list[Packed]:
         """Return batches with the log-probabilities of their targets under the current and the reference parameters."""
         compared = [replace(batch, old_logp=self._log_probabilities(batch)) for batch in batches]
-        if not compared or not self.config.kl_weight or reference is None:
+        if not compared or not self.config.kl_weight:
             return compared
-        self.work.show_reference(str(reference))
+        self.work.show_reference("" if reference is None else str(reference))
         try:
             return [replace(batch, reference_logp=self._log_probabilities(batch)) for batch in compared]
         finally:

@@ -115,10 +115,10 @@ class Rater:
             self._config,
             self._device,
             Slots(sampling.slots, max(map(len, prompts)) + sampling.max_tokens),
-            temperature=sampling.temperature,
             dtype=dtype,
             reply=reply if environment.max_turns > 1 else None,
         )
+        engine.temperature = sampling.temperature
         engine.load(self._weights.to(self._device, dtype))
         for completion in complete(engine, self._requests(prompts)):
             place, copy = divmod(completion.id, samples)

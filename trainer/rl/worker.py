@@ -33,7 +33,7 @@ from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Engine
 from trainer.generate.generator import Completion, Generator, Request, Slots, complete
 from trainer.generate.sampling import stream_key
-from trainer.models.llama.model import Decoder
+from trainer.models.llama.model import Decoder, FrozenBase
 from trainer.parameters import load
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import (
@@ -51,6 +51,7 @@ from trainer.rl.policy import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
 from trainer.samples import MOST_CHARACTERS
+from trainer.weights.base import load_base
 from trainer.worker import Done, Task
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -124,7 +125,11 @@ class RolloutTasks:
 class RolloutWorker:
     """Rollout worker of one run on one device.
 
-    versions: bf16 parameters (n) by version number, for the newest `max_async` + `SPARE_VERSIONS`.
+    versions: bf16 parameters (n) by version number, for the newest `max_async` + `SPARE_VERSIONS`; in a run with an adapter,
+    its factors.
+
+    Factors are kept in bf16 too, though fp32 would take little memory: a GPU's products and vLLM take them in bf16, so a CPU
+    that computed with fp32 factors would have other weights, and would use up some of its proofs' tolerance.
     """
 
     def __init__(
@@ -135,8 +140,13 @@ class RolloutWorker:
         device: torch.device,
         slots: int = SLOTS,
         generator: GeneratorName = GeneratorName.BUILTIN,
+        base: FrozenBase | None = None,
     ) -> None:
-        """Make a worker. slots: number of sequences generated at a time. generator: name of the generator to use."""
+        """Make a worker.
+
+        slots: number of sequences generated at a time.  generator: name of the generator to use.  base: the frozen model of
+        a run with an adapter, in the device's default precision.
+        """
         self._slots, self._wanted = slots, generator
         self.config, self._model, self._tokenizer, self._device = config, model, tasks.tokenizer, device
         self._sets = ExtendedEnvironment(tasks.environment, SolveRates(config.min_solve_rate, config.max_solve_rate))
@@ -148,7 +158,7 @@ class RolloutWorker:
         self._loaded: int | None = None
         self._problems: list[int] = []
         """Problems of the current batch's requests, by request number."""
-        self._dtype = default_dtype(device)
+        self._dtype, self._base = default_dtype(device), base
 
     @classmethod
     def of(
@@ -157,14 +167,24 @@ class RolloutWorker:
         device: torch.device,
         tokenizer: Tokenizer | None = None,
         generator: GeneratorName = GeneratorName.BUILTIN,
+        base: FrozenBase | None = None,
     ) -> Self:
         """Make the worker of a run.
 
-        tokenizer: the run's tokenizer, if it is already loaded.  Raises the errors of `reading`.
+        tokenizer: the run's tokenizer, if it is already loaded.  base: the frozen model that the trainer of this process
+        uses on the device; another one is loaded only if its precision differs.  Raises the errors of `reading` and
+        `load_base`.
         """
         assert config.rl is not None
         tasks = RolloutTasks(environment_of(config), tokenizer or tokenizer_of(config), config.seed)
-        return cls(config.rl, config.model, tasks, device, SLOTS // 2 if config.spares_memory else SLOTS, generator)
+        dtype, slots = default_dtype(device), SLOTS // 2 if config.spares_memory else SLOTS
+        if config.adapter is not None and (base is None or base.dtype != dtype):
+            base = load_base(config, device, dtype)
+        if config.adapter is not None and config.base_format != "bf16" and generator is not GeneratorName.BUILTIN:
+            if generator is GeneratorName.VLLM:
+                raise ValueError(f"vLLM does not have this run's {config.base_format} weights; set generator = builtin")
+            generator = GeneratorName.BUILTIN
+        return cls(config.rl, config.model, tasks, device, slots, generator, base)
 
     def use_tasks(self, files: Sequence[TaskFile]) -> dict[int, str]:
         """Use the problems of these sets only, besides the environment's own, as `ExtendedEnvironment.use` does."""
@@ -176,7 +196,7 @@ class RolloutWorker:
 
         Later versions belong to an abandoned branch. If they were kept, this version would be evicted as the oldest.
         """
-        weights = torch.empty(self._model.parameters, dtype=torch.bfloat16, device=self._device)
+        weights = torch.empty(len(theta), dtype=torch.bfloat16, device=self._device)
         load(theta, weights)
         self.versions = {kept: its for kept, its in self.versions.items() if kept < version} | {version: weights}
         if self._loaded not in self.versions or self._loaded == version:
@@ -216,7 +236,7 @@ class RolloutWorker:
 
         Raises ValueError if the version is not kept.
         """
-        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype))
+        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype), self._base)
         places = list(_places(assignment))
         try:
             rollouts = decode_batch(path.read_bytes())
@@ -319,6 +339,7 @@ class RolloutWorker:
                 self.close()  # first, because both may not fit, and vLLM allows one at a time
                 self._engine = length, self._new_engine(length)
             engine = self._engine[1]
+            engine.temperature = self.config.temperature
             if self._loaded != version:
                 engine.load(weights.to(self._dtype))
                 self._loaded = version
@@ -342,9 +363,9 @@ class RolloutWorker:
         print(f"rollouts are generated by {chosen}: {why}", file=sys.stderr)
         shared: dict[str, Any] = {
             "slots": Slots(self._slots, length),
-            "temperature": self.config.temperature,
             "prove_all": lambda hidden: prove_all(hidden, self.config.top_k, self.config.chunk_tokens),
             "reply": self._reply,
+            "base": self._base,
         }
         if chosen is GeneratorName.BUILTIN:
             return Engine(self._model, self._device, dtype=self._dtype, **shared)

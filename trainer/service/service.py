@@ -266,8 +266,9 @@ class Service:
             self._worker = Worker(config, device, folder, speed.dtype, self._ranks)
         generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
         if config.rl is not None:
-            tokenizer = self._worker.tokenizer if self._worker is not None else None
-            self._rollout_worker = RolloutWorker.of(config, device, tokenizer, generator)
+            own = self._worker
+            tokenizer, base = (own.tokenizer, own.model.base) if own is not None else (None, None)
+            self._rollout_worker = RolloutWorker.of(config, device, tokenizer, generator, base)
         self._pace = WorkPace(meter_of(*devices))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))

@@ -74,4 +74,5 @@ def load_base(config: TrainingConfig, device: torch.device, dtype: torch.dtype) 
             matrices[place.name], largest = matrix, max(largest, place.count)
         else:
             tensors[place.name] = folder.rounded(place, device).to(dtype)
-    return FrozenBase(config.adapter, tensors, matrices, torch.empty(largest, dtype=dtype, device=device))
+    scratch = torch.empty(largest, dtype=dtype, device=device)
+    return FrozenBase(config.adapter, tensors, matrices, scratch, base_files(config))

@@ -12,7 +12,7 @@ from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, SHAPE
 from trainer.generate.generator import Reply, Request
 from trainer.generate.sampling import choose, gumbel, stream_key
-from trainer.models.llama.model import Decoder
+from trainer.models.llama.model import Decoder, FrozenBase
 
 CPU = torch.device("cpu")
 FAMILIES = {
@@ -66,9 +66,10 @@ def write(
     temperature: float = 1.0,
     reply: Reply | None = None,
     device: torch.device = CPU,
+    base: FrozenBase | None = None,
 ) -> Written:
     """Complete one request."""
-    model = Decoder(config, device, flat)
+    model = Decoder(config, device, flat, base)
     prompt, output, made, margin = list(request.prompt), list[int](), list[bool](), float("inf")
     while True:
         position = len(prompt) + len(output)

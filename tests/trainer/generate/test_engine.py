@@ -71,7 +71,8 @@ def test_tokens_and_hidden_states_are_those_of_full_recomputation(
     family: str, temperature: float, slots: int, prefill_tokens: int, steps_at_once: int
 ) -> None:
     config, pairs = FAMILIES[family], naively(family, temperature)
-    engine = engine_with(prefill_tokens, steps_at_once)(config, CPU, Slots(slots, LENGTH), temperature=temperature)
+    engine = engine_with(prefill_tokens, steps_at_once)(config, CPU, Slots(slots, LENGTH))
+    engine.temperature = temperature
     engine.load(parameters(config))
     got = completions(engine, [request for request, _ in pairs])
     assert sorted(got) == [request.id for request, _ in pairs]

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from protocol.formats.adapter import AdapterConfig, adapter_layout
+from protocol.formats.model import parameter_layout
 from tests.tiers import crossed
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.generate.naive import CPU, FAMILIES, parameters, requests, write
+from tests.trainer.weights.models import in_blocks
 from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.generator import Reply, Request, Slots, complete
 from trainer.generate.vllm import NotReloaded, VllmEngine, _memory
+from trainer.models.llama.model import FrozenBase
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 LENGTH = 141
+ADAPTER = AdapterConfig(rank=8, alpha=16)
 CONFIG = FAMILIES["qwen3"]
 CLOSE = 2e-4
 """More than the rounding of sums changes logits by."""
@@ -34,7 +43,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(
     slots: int, family: str = "qwen3", temperature: float = 1.0, reply: Reply | None = None, **settings: Any
 ) -> VllmEngine:
-    return VllmEngine(FAMILIES[family], CPU, Slots(slots, LENGTH), temperature=temperature, reply=reply, **settings)
+    made = VllmEngine(FAMILIES[family], CPU, Slots(slots, LENGTH), reply=reply, **settings)
+    made.temperature = temperature
+    return made
 
 
 @pytest.mark.parametrize(("family", "temperature", "is_v2"), crossed(FAMILIES, [0.8, 0.0], [True, False]))
@@ -67,6 +78,54 @@ def test_turns_continue_with_what_the_environment_said() -> None:
     assert min(each.margin for each in written) > CLOSE
     assert [(got[n].output, got[n].made) for n in range(4)] == [(each.output, each.made) for each in written]
     assert any(each.made.count(False) == 6 for each in written)
+
+
+def published(folder: Path, family: str, adapter: AdapterConfig = ADAPTER) -> FrozenBase:
+    """A frozen model with its files."""
+    config, flat = FAMILIES[family], rounded(family=family)
+    folder.mkdir()
+    write_folder(folder, config, in_blocks(flat.numpy()), ExportFormat.FP32, context=LENGTH, eos=None)
+    places = parameter_layout(config)
+    tensors = {each.name: flat[each.offset :][: each.count].view(each.shape) for each in places}
+    files = {path.name: path for path in folder.iterdir()}
+    return replace(FrozenBase.whole(adapter, tensors), files=files)
+
+
+def factors(base: FrozenBase, seed: int, family: str = "qwen3") -> torch.Tensor:
+    place = adapter_layout(FAMILIES[family], base.adapter)[-1]
+    draw = torch.Generator().manual_seed(seed)
+    return (torch.randn(place.offset + place.count, generator=draw) / 8).bfloat16().float()
+
+
+@pytest.mark.parametrize(("family", "rank"), [("llama3", 8), ("qwen2", 12), ("qwen3", 1)])
+def test_each_version_of_factors_is_an_adapter_of_its_own_beside_the_published_model(
+    family: str, rank: int, tmp_path: Path
+) -> None:
+    base = published(tmp_path / "base", family, AdapterConfig(rank=rank, alpha=2 * rank))
+    generator, wanted = engine(2, family, base=base), requests(FAMILIES[family], 3, most=20)
+    for seed in (1, 2, 1):
+        generator.load(flat := factors(base, seed, family))
+        got = {completion.id: completion.output for completion in complete(generator, wanted)}
+        written = [write(FAMILIES[family], flat, each, base=base) for each in wanted]
+        assert min(each.margin for each in written) > CLOSE
+        assert [got[each.id] for each in wanted] == [each.output for each in written], seed
+    generator.submit(wanted[0])
+    with pytest.raises(ValueError, match="only while no request waits or runs"):
+        generator.load(factors(base, 2, family))
+    folder = Path(generator._adapters.request.lora_path) if generator._adapters is not None else tmp_path
+    generator.close()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("stale", ["adapters", "first adapter"])
+def test_an_adapter_that_vllm_does_not_compute_with_is_found_before_the_first_version(stale: str, tmp_path: Path) -> None:
+    base = published(tmp_path / "base", "qwen3")
+    generator = engine(1, base=base, stale=stale)
+    with pytest.raises(NotReloaded, match="set generator = builtin"):
+        generator.load(factors(base, 1) * 0)  # which changes nothing that could be compared
+    with pytest.raises(ValueError, match="needs parameters"):
+        generator.advance()
+    generator.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,14 +15,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from protocol.formats.adapter import PROJECTIONS, AdapterConfig, adapter_layout
 from protocol.formats.model import ModelConfig
 from tests.trainer.generate.naive import CPU
 from trainer.models.llama.huggingface import facts_of
-from trainer.models.llama.model import Decoder
+from trainer.models.llama.model import Decoder, FrozenBase
+from trainer.weights.folder import WeightsFolder
+from trainer.weights.safetensors_file import tensors_in
 
 
 class LogitsProcessor:
@@ -52,7 +56,6 @@ class SamplingParams:
 @dataclass
 class EngineArgs:
     model: str
-    load_format: str
     skip_tokenizer_init: bool
     dtype: str
     max_model_len: int
@@ -61,14 +64,21 @@ class EngineArgs:
     enforce_eager: bool
     async_scheduling: bool
     kv_cache_memory_bytes: int
+    load_format: str = "auto"
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
     use_v2_model_runner: bool = True
     stale: str = ""
-    """A tensor that keeps the weights that it had at the start."""
+    """A tensor that keeps the weights that it had at the start; "adapters" or "first adapter" where no, or only the first,
+    adapter is computed with."""
 
     def create_engine_config(self) -> Any:
+        files = {path.name: path.resolve() for path in Path(self.model).iterdir()}
         return SimpleNamespace(
             arguments=self,
             described=json.loads((Path(self.model) / "config.json").read_text()),
+            published=[] if self.load_format == "dummy" else list(WeightsFolder(Path(self.model), files).values()),
             use_v2_model_runner=self.use_v2_model_runner,
             model_config=SimpleNamespace(logits_processors=None),
         )
@@ -90,12 +100,20 @@ class _Model:
                 self.decoder.tensors[name].data.copy_(tensor)
 
 
+@dataclass(frozen=True)
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
 @dataclass
 class _Running:
     slot: int
     tokens: list[int]
     parameters: SamplingParams
     made: list[int] = field(default_factory=list)
+    decoder: Decoder | None = None
 
 
 class LLMEngine:
@@ -119,7 +137,11 @@ class LLMEngine:
         self.length = arguments.max_model_len
         assert self.length <= described["max_position_embeddings"], "vLLM refuses more"
         dummy = torch.randn(config.parameters, generator=torch.Generator().manual_seed(1)) / 10
-        self.model = _Model(Decoder(config, CPU, dummy), arguments.stale)
+        whole = torch.from_numpy(np.concatenate(plan.published)).bfloat16().float() if plan.published else dummy
+        self.model = _Model(Decoder(config, CPU, whole), arguments.stale)
+        self.arguments, self.adapters = arguments, dict[LoRARequest, Decoder]()
+        """The adapter that is loaded, if any."""
+        self.names: set[tuple[str, int, str]] = set()
         states = SimpleNamespace(max_num_reqs=arguments.max_num_seqs, vocab_size=config.vocab, device=CPU)
         [processor] = plan.model_config.logits_processors
         self.is_v2 = plan.use_v2_model_runner
@@ -136,17 +158,45 @@ class LLMEngine:
         assert method == "reload_weights" and not self.running
         self.model.load_weights(kwargs["weights_iterator"])
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Keeps `max_loras`; like vLLM it reads an adapter's folder once for its number."""
+        assert self.arguments.enable_lora and self.arguments.max_loras == 1 and not self.running
+        name, number, folder = lora_request.lora_name, lora_request.lora_int_id, Path(lora_request.lora_path)
+        assert number > 0 and not any(name == each[0] or number == each[1] or str(folder) == each[2] for each in self.names)
+        self.names.add((name, number, str(folder)))
+        described = json.loads((folder / "adapter_config.json").read_text())
+        rank, targets = described["r"], described["target_modules"]
+        assert described["peft_type"] == "LORA" and described["bias"] == "none" and rank <= self.arguments.max_lora_rank
+        kind = next(kind for kind, each in PROJECTIONS.items() if list(each) == targets)
+        adapter = AdapterConfig(rank=rank, alpha=described["lora_alpha"], targets=kind)  # type: ignore[arg-type]
+        stored = tensors_in(folder / "adapter_model.safetensors")
+        places = adapter_layout(self.model.decoder.config, adapter)
+        assert len(stored) == len(places)
+        found = [np.concatenate([*stored[f"base_model.model.{place.name}"].values()]) for place in places]
+        if self.arguments.stale != "first adapter" or not self.adapters:
+            tensors = {each: tensor.detach() for each, tensor in self.model.decoder.tensors.items()}
+            base = FrozenBase.whole(adapter, tensors)
+            factors = torch.from_numpy(np.concatenate(found)) * (self.arguments.stale != "adapters")
+            self.adapters = {lora_request: Decoder(self.model.decoder.config, CPU, factors, base)}
+        else:
+            self.adapters = {lora_request: next(iter(self.adapters.values()))}
+        return True
+
     def reset_prefix_cache(self) -> bool:
         self.resets += 1
         return self.can_reset
 
-    def add_request(self, request_id: str, prompt: dict[str, Any], params: SamplingParams) -> str:
+    def add_request(
+        self, request_id: str, prompt: dict[str, Any], params: SamplingParams, lora_request: LoRARequest | None = None
+    ) -> str:
+        assert (lora_request is not None) == self.arguments.enable_lora
         assert prompt["type"] == "token"
         tokens = prompt["prompt_token_ids"]
         assert request_id not in self.running and len(tokens) + params.max_tokens <= self.length
         assert params.temperature == 0.0 and params.ignore_eos and not params.detokenize
         slot = self.free.pop()
-        self.running[request_id] = _Running(slot, list(tokens), params)
+        decoder = self.model.decoder if lora_request is None else self.adapters[lora_request]
+        self.running[request_id] = _Running(slot, list(tokens), params, decoder=decoder)
         if self.is_v2:
             assert self.processor.add_request(slot, params) == bool(params.extra_args)
         return request_id
@@ -165,7 +215,7 @@ class LLMEngine:
     def _second_runner(self) -> tuple[list[_Running], torch.Tensor]:
         rows = list(self.running.values())[::-1]
         self.processor.apply_staged_writes()
-        logits = torch.cat([self._logits(each.tokens)[-1:] for each in rows])
+        logits = torch.cat([self._logits(each)[-1:] for each in rows])
         context = SimpleNamespace(
             expanded_idx_mapping=torch.tensor([each.slot for each in rows], dtype=torch.int32),
             pos=torch.tensor([len(each.tokens) - 1 for each in rows], dtype=torch.int32),
@@ -197,11 +247,13 @@ class LLMEngine:
             self.order[0], self.order[1] = self.order[1], self.order[0]
         self.processor.update_state(SimpleNamespace(removed=removed, added=added, moved=moved))
         rows = [self.running[name] for name in self.order]
-        return rows, self.processor.apply(torch.cat([self._logits(each.tokens)[-1:] for each in rows]))
+        return rows, self.processor.apply(torch.cat([self._logits(each)[-1:] for each in rows]))
 
-    def _logits(self, tokens: list[int]) -> torch.Tensor:
-        """(tokens, vocabulary)."""
-        return F.linear(self.model.decoder(torch.tensor([tokens]))[0], self.model.decoder.output_weight)
+    def _logits(self, running: _Running, count: int | None = None) -> torch.Tensor:
+        """(tokens, vocabulary), of the first `count` tokens or all."""
+        assert running.decoder is not None
+        hidden = running.decoder(torch.tensor([running.tokens[:count]]))[0]
+        return F.linear(hidden, running.decoder.output_weight)
 
     def _output(self, name: str, running: _Running) -> Any:
         made, parameters = running.made, running.parameters
@@ -209,7 +261,7 @@ class LLMEngine:
         said = None
         if parameters.prompt_logprobs is not None:
             prompt = running.tokens[: len(running.tokens) - len(made)]
-            table = self._logits(prompt).log_softmax(dim=1)
+            table = self._logits(running, len(prompt)).log_softmax(dim=1)
             places = [{token: SimpleNamespace(logprob=float(table[at, token]))} for at, token in enumerate(prompt[1:])]
             said = [None, *places]
         outputs = [SimpleNamespace(token_ids=list(made))]
@@ -221,9 +273,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     package, second = ModuleType("vllm"), ModuleType("vllm.v1.worker.gpu.sample.logits_processor")
     first = ModuleType("vllm.v1.sample.logits_processor")
     vars(package).update(LLMEngine=LLMEngine, EngineArgs=EngineArgs, SamplingParams=SamplingParams)
+    adapters = ModuleType("vllm.lora.request")
     vars(second).update(LogitsProcessor=LogitsProcessor)
+    vars(adapters).update(LoRARequest=LoRARequest)
     vars(first).update(LogitsProcessor=LogitsProcessorV1, MoveDirectionality=MoveDirectionality)
     LLMEngine.alive.clear()
-    for module in (package, first, second):
+    for module in (package, first, second, adapters):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")

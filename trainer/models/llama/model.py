@@ -9,8 +9,9 @@ taking the difference are each one vector operation. `trainer.models.llama.initi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.quantizer import QuantizedMatrix
 from protocol.formats.adapter import PROJECTIONS, AdapterConfig, adapter_layout
-from protocol.formats.model import ModelConfig, parameter_layout
+from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 from trainer.device import default_dtype, on_device
 from trainer.models.llama.cache import LookBack, rotations
 
@@ -168,18 +169,30 @@ class FrozenBase:
     """Weights that do not learn, below trained factors; on one device.
 
     tensors: tensors of `parameter_layout` by name, in the precision of products.  matrices: the other ones, quantised.
-    scratch: room for the values of the largest of these matrices, in the precision of products.
+    scratch: room for the values of the largest of these matrices, in the precision of products.  files: the model's
+    published files, by their names in its folder; empty if it did not come from files.
     """
 
     adapter: AdapterConfig
     tensors: Mapping[str, Tensor]
     matrices: Mapping[str, QuantizedMatrix]
     scratch: Tensor
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
     def whole(cls, adapter: AdapterConfig, tensors: Mapping[str, Tensor]) -> Self:
         """Return weights of which none are quantised."""
         return cls(adapter, tensors, {}, torch.empty(0))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of products."""
+        return next(iter(self.tensors.values())).dtype
+
+
+def trained_layout(config: ModelConfig, base: FrozenBase | None) -> list[ParameterPlace]:
+    """Return the places of the values that are trained: the whole model's, or those of the factors beside a base."""
+    return parameter_layout(config) if base is None else adapter_layout(config, base.adapter)
 
 
 class FrozenLinear(nn.Linear):
@@ -399,7 +412,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.device, self.base = config, device, base
         adapter = base.adapter if base is not None else None
-        self.layout = parameter_layout(config) if adapter is None else adapter_layout(config, adapter)
+        self.layout = trained_layout(config, base)
         self.count = self.layout[-1].offset + self.layout[-1].count
         self.compute_dtype = default_dtype(device)
         trains = flat is None
