@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from protocol.events import events as ev
+from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
 from tests.e2e.test_chats import CHATS, ROLLOUTS, ROUNDS, make_model
 from trainer.weights.folder import WeightsFolder
-from trainer.weights.peft_folder import PeftFolder
+from trainer.weights.peft_folder import PeftFolder, write_peft_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +61,29 @@ def test_peers_fetch_the_frozen_model_and_train_the_factors_of_an_adapter(tmp_pa
         command = [sys.executable, "-m", "peer", "chat", "--max-tokens", "3", "--data-dir", str(guest.folder)]
         answer = subprocess.run(command, input="1?", env=swarm.environment, text=True, capture_output=True, timeout=120)
         assert answer.returncode == 0 and answer.stdout, answer.stderr
+
+
+def test_a_run_goes_on_with_the_factors_of_a_folder_which_a_newcomer_fetches(tmp_path: Path) -> None:
+    (tmp_path / "talk.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}?", "completion": "ab"}) + "\n" for n in range(80))
+    )
+    make_model(tmp_path / "base")
+    model, adapter = WeightsFolder(tmp_path / "base").config, AdapterConfig(rank=4, alpha=8.0, targets="mlp")
+    values = np.random.default_rng(5).standard_normal(adapter_parameters(model, adapter)).astype(np.float32) * 0.01
+    (tmp_path / "old").mkdir()
+    write_peft_folder(tmp_path / "old", model, adapter, [values], ExportFormat.FP32, base_name="base")
+    with Swarm(tmp_path, CHATS + '[adapter]\nfrom = "old"\n' + ROUNDS + "min_members = 2\n") as swarm:
+        swarm.create_run()
+        organiser, guest = swarm.peer("organiser"), swarm.peer("guest")
+        swarm.command(organiser.folder, "export", str(tmp_path / "start"), "--dtype", "fp32")
+        start = PeftFolder(tmp_path / "start", model)
+        assert start.adapter == adapter and np.array_equal(values, np.concatenate([*start.values()]))
+        organiser.start()
+        guest.start("--rounds", "2")
+        swarm.until("the guest's rounds", lambda: not guest.up)
+        guest.kill()
+        swarm.equal(2, organiser, guest)
+        assert any(event.what == "checkpoint" and event.complete for event in guest.heard(ev.TransferEnded))
 
 
 def test_a_late_joiner_gets_the_frozen_model_once_its_organiser_is_gone_and_a_killed_peer_comes_back(tmp_path: Path) -> None:
