@@ -424,6 +424,12 @@ def test_the_peak_of_the_rate_is_that_of_rollouts_once_they_are_learned_from() -
         assert any(row.startswith("rate") and f"(peak {peak})" in row for row in rows)
 
 
+def test_an_adapter_is_not_shown_as_a_model_of_its_size() -> None:
+    facts = replace(FACTS, family="Qwen3", parameters=87_293_952, frozen=8_190_726_144, layers=36, dim=4096)
+    told = " ".join(row.plain.strip() for row in run.draw(of_run(run_definition=facts), 78, 20, Look()))
+    assert "Qwen3, adapter of 87.3 M values on 8.2 G parameters (36 layers of 4096)" in " ".join(told.split())
+
+
 def test_a_run_without_words_or_facts_shows_what_is_known() -> None:
     early = Picture()
     early.update(status(run_name="", goal_total=0))
