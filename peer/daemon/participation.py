@@ -357,7 +357,7 @@ class Participation:
         clear_folder(Disk(), self._folder / SCRATCH)  # of a killed process: the check counts its room as free
         if role is Role.ROLLOUT:
             check_generator(GeneratorName(self._settings.live.now.generator))
-        more = self.scratch_bytes + await trio.to_thread.run_sync(self._look_for_base, manifest)
+        more = self.scratch_bytes + await self._look_for_base(manifest)
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, more)
         if problem:
             raise StoreFull(problem)
@@ -369,12 +369,12 @@ class Participation:
         keep_admission(standing.admission, self._folder)
         return signed
 
-    def _look_for_base(self, manifest: RunManifest) -> int:
+    async def _look_for_base(self, manifest: RunManifest) -> int:
         """Use the frozen model's files that are on this computer; return the bytes of those that have to be fetched."""
         if manifest.base is None:
             return 0
         files = BlobStore(Disk(), make_private(self._folder / FILES))
-        if found := find_base(manifest.base, files):
+        if found := await trio.to_thread.run_sync(find_base, manifest.base, files):
             self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
         return sum(file.size for file in manifest.base.files if not files.has(file.name))
 

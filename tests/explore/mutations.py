@@ -223,7 +223,7 @@ def _says_bound() -> Sequence[Any]:
 
 
 def _least() -> Sequence[Any]:
-    return [patch.object(Constituency, "least", lambda self, weights, me: 1)]
+    return [patch.object(Constituency, "least", lambda self, weights, me, heard: 1)]
 
 
 def _liar(seat: int, *absences: Seats) -> Config:

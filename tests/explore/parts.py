@@ -164,7 +164,7 @@ class _Chain:
         self._tips = [world.hash(ROOT), *(world.hash(link.record) for link in links)]
         self._commits = [world.commit(link) for link in links]
         finality, work = Finality(), world.work
-        settings, electors = SimpleNamespace(is_open=world.config.is_open), world.electors_after(())
+        settings, electors = SimpleNamespace(is_open=world.config.is_open, founders=world.electors), world.electors_after(())
         self._rosters: list[Any] = []
 
         def note_roster() -> None:

@@ -40,6 +40,9 @@ def test_a_peer_that_rests_serves_a_newcomer_unless_its_owner_said_no(serves: bo
         rests.permit.restore(WhyIdle.PAUSED)
         world.faults.kill(newcomer)
         await world.until_round(13, within_s=120)
+        for other in first[1:]:
+            assert other.node is not None
+            other.node._swarm.serve(False)  # so that it depends on the first one alone
         world.start(newcomer)
         await world.until("back again", lambda: newcomer.node is not None and newcomer.node.rounds >= 14, within_s=120)
         assert served(first[0]) > before, "who trains serves, too"

@@ -38,7 +38,7 @@ class Peers:
         self.brings = [0, 1]
         network = SimpleNamespace(connected=lambda: self.peers, request=self._request)
         session: Any = SimpleNamespace(me=ANN.peer_id, network=network, emit=self.events.append)
-        manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION})
+        manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION}, base=None)
         known = Reliability()
         swarm: Any = SimpleNamespace(fetch=self._fetch, add_sources=lambda name, sources: None, reliability=known)
         self.files = RunFiles(session, manifest, BlobStore(Disk(), folder / "files"), swarm, self._offload)
@@ -53,7 +53,9 @@ class Peers:
         await trio.sleep(timeout_s)
         return bytes(self.answer(peer))
 
-    async def _fetch(self, blob: Blob, into: memoryview, *_: Any, here: ChunkSet, on_chunk: Callable[[], None]) -> bool:
+    async def _fetch(
+        self, blob: Blob, into: memoryview, *_: Any, here: ChunkSet, on_chunk: Callable[[], None], mirrors: None
+    ) -> bool:
         for chunk in [chunk for chunk in self.brings if not here >> chunk & 1]:
             into[blob.span(chunk)] = DATA[blob.span(chunk)]
             on_chunk()
