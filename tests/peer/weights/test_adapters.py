@@ -13,7 +13,7 @@ from peer.errors import PeerError
 from peer.joining.purpose import adapter_words, purpose_lines
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
-from peer.resources.requirements import memory_need
+from peer.resources.computer import memory_need
 from protocol.chain.outer_state import OuterState
 from protocol.chain.stored_run import StoredRun
 from protocol.formats.adapter import AdapterConfig, adapter_parameters
