@@ -62,8 +62,9 @@ class Swarm:
     is_active: tells members that are relied on from the beginning; all members by default.
 
     reliability: reliability of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for
-    chunks; chunks that were already promised are sent even if it is False.  withheld: blobs whose chunks nobody gets from us,
-    not even while we fetch them; their hashes are given.
+    chunks; chunks that were already promised are sent even if it is False.
+
+    withheld: blobs whose chunks nobody gets from us, not even while we fetch them; their hashes are given.
     """
 
     def __init__(
