@@ -55,7 +55,7 @@ from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
-from peer.weights.base_files import find_base, hub_cache
+from peer.weights.base_files import find_base, hub_cache, is_here
 from protocol.blobs.store import BlobStore
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
@@ -357,7 +357,7 @@ class Participation:
         clear_folder(Disk(), self._folder / SCRATCH)  # of a killed process: the check counts its room as free
         if role is Role.ROLLOUT:
             check_generator(GeneratorName(self._settings.live.now.generator))
-        more = self.scratch_bytes + await trio.to_thread.run_sync(self._look_for_base, manifest)
+        more = self.scratch_bytes + await self._look_for_base(manifest)
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, more)
         if problem:
             raise StoreFull(problem)
@@ -369,14 +369,14 @@ class Participation:
         keep_admission(standing.admission, self._folder)
         return signed
 
-    def _look_for_base(self, manifest: RunManifest) -> int:
+    async def _look_for_base(self, manifest: RunManifest) -> int:
         """Use the frozen model's files that are on this computer; return the bytes of those that have to be fetched."""
         if manifest.base is None:
             return 0
         files = BlobStore(Disk(), make_private(self._folder / FILES))
-        if found := find_base(manifest.base, files):
+        if found := await trio.to_thread.run_sync(find_base, manifest.base, files):
             self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
-        return sum(file.size for file in manifest.base.files if not files.has(file.name))
+        return sum(file.size for file in manifest.base.files if not is_here(files, file))
 
     def _wait_for(self, what: str) -> None:
         if what != self._early[1]:
