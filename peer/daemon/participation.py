@@ -55,7 +55,7 @@ from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
-from peer.weights.base_files import find_base, hub_cache
+from peer.weights.base_files import find_base, hub_cache, is_here
 from protocol.blobs.store import BlobStore
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
@@ -376,7 +376,7 @@ class Participation:
         files = BlobStore(Disk(), make_private(self._folder / FILES))
         if found := await trio.to_thread.run_sync(find_base, manifest.base, files):
             self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
-        return sum(file.size for file in manifest.base.files if not files.has(file.name))
+        return sum(file.size for file in manifest.base.files if not is_here(files, file))
 
     def _wait_for(self, what: str) -> None:
         if what != self._early[1]:

@@ -62,12 +62,17 @@ def link_file(files: BlobStore, file: BaseFileSection, path: Path) -> bool:
     return True
 
 
+def is_here(files: BlobStore, file: BaseFileSection) -> bool:
+    """Return True if a file is here in its size; a link to a file that was since moved or removed is not."""
+    return files.sizes().get(file.name) == file.size
+
+
 def find_base(base: BaseSection, files: BlobStore) -> int:
     """Use the frozen model's files that Hugging Face's cache has; return their number.  Blocking.  Raises `StoreFailed`."""
     files.load()
     found = 0
     for file in base.files:
-        if files.has(file.name):
+        if is_here(files, file):
             continue
         for path in _candidates(file):
             with suppress(OSError):

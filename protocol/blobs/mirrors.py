@@ -163,7 +163,8 @@ def host_of(url: str) -> str:
 
 
 MAX_REDIRECTS = 3
-MAX_URL_CHARS = 500
+MAX_URL_CHARS = 4000
+"""Longest address of a file; Hugging Face redirects to addresses with signatures, of some 1500 characters."""
 MAX_DIALLED = 4
 """Most addresses of one name that are tried."""
 READ_BYTES = 64 << 10

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 
@@ -62,6 +63,8 @@ class Swarm:
 
     reliability: reliability of the peers that send us chunks, over all fetches.  serves: True if other peers may ask us for
     chunks; chunks that were already promised are sent even if it is False.
+
+    withheld: blobs whose chunks nobody gets from us, not even while we fetch them; their hashes are given.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class Swarm:
         find: Callable[[Hash], Held | None],
         offload: Offload,
         is_active: Callable[[PeerId], bool] | None = None,
+        withheld: Collection[Hash] = (),
     ) -> None:
         self._session, self.members, self._find, self._offload = session, members, find, offload
+        self._withheld = withheld
         self.reliability = Reliability(is_active or members.has_member)
         self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
@@ -137,7 +142,8 @@ class Swarm:
         try:
             return await fetch.run(sources)
         finally:
-            self._spread(blob.name, fetch.offer, inf)  # all chunks that were not told yet
+            if blob.name not in self._withheld:
+                self._spread(blob.name, fetch.offer, inf)  # all chunks that were not told yet
             others.remove(fetch)
             if not others:
                 del self._fetches[blob.name]
@@ -189,8 +195,12 @@ class Swarm:
                 fetch.gone(peer)
 
     def _offers(self) -> list[tuple[Hash, Offer]]:
-        fetched = [(name, fetch.offer) for name, fetches in self._fetches.items() for fetch in fetches]
+        fetched = [(name, fetch.offer) for name in self._fetches for fetch in self._shared_fetches(name)]
         return [*fetched, *self._origins.items()]
+
+    def _shared_fetches(self, name: Hash) -> list[Fetch]:
+        """Return the fetches of a blob whose chunks others may get from us meanwhile."""
+        return [] if name in self._withheld else self._fetches.get(name, [])
 
     def _fed(self, peer: PeerId, name: Hash, chunk: int) -> None:
         for offered, offer in self._offers():
@@ -226,7 +236,7 @@ class Swarm:
         if not self.serves:
             raise Refused("this peer serves no chunks while it rests")
         name, now = Hash(question.blob), trio.current_time()
-        held, fetches, origin = await self._held(name), self._fetches.get(name, []), self._origins.get(name)
+        held, fetches, origin = await self._held(name), self._shared_fetches(name), self._origins.get(name)
         has = from_bitmap(question.chunks, held.count)
         neighbours = [other for asked, other in self._askers if asked == name]
         if fetches:
@@ -285,7 +295,7 @@ class Swarm:
         held: Held | None = fetches[0].held if fetches else await self._offload(self._find, name)
         if held is None:
             raise Refused(NO_BLOB)
-        return held
+        return replace(held, here=0) if name in self._withheld else held
 
     async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
         """Return the bytes of a chunk, and True if a round may wait for them; None if they are no longer here."""
@@ -293,7 +303,7 @@ class Swarm:
             held = await self._held(name)
         except Refused:
             return None
-        data = await self._offload(held.read, chunk) if chunk < held.count else None
+        data = await self._offload(held.read, chunk) if held.here >> chunk & 1 else None
         return (data, held.is_urgent) if data is not None else None
 
     # -- pushes -------------------------------------------------------------------------------------------------------

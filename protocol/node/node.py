@@ -95,7 +95,7 @@ class Node:
         self._shelves = shelves_of(replica, self._corpora)
         self._offload, self._swarm = (
             offload,
-            Swarm(session, membership, self._shelves.find, offload, self._history.is_active),
+            Swarm(session, membership, self._shelves.find, offload, self._history.is_active, withheld(replica)),
         )
         networks = settings.corpora.mirror_networks
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload, networks)
@@ -362,15 +362,20 @@ class Node:
         )
 
 
+def withheld(replica: Replica) -> frozenset[Hash]:
+    """Return the files of a frozen model that peers do not give to each other."""
+    base = replica.manifest.base
+    return frozenset(file.name for file in base.files) if base is not None and not base.share else frozenset()
+
+
 def shelves_of(replica: Replica, corpora: RunCorpora) -> Shelves:
     """Return the shelves of all blobs that a peer serves."""
-    store, base = replica.store, replica.manifest.base
-    withheld = {file.name for file in base.files} if base is not None and not base.share else frozenset[Hash]()
+    store = replica.store
     return Shelves(
         ReplicaShelf(replica),
         StoreShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
         StoreShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
-        StoreShelf(store.files, "file", FILE_CHUNK_BYTES, withheld),
+        StoreShelf(store.files, "file", FILE_CHUNK_BYTES, withheld(replica)),
         corpora,
         StoreShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
     )

@@ -267,21 +267,32 @@ async def some_are_slower(stage: Stage) -> None:
 # -- reports --------------------------------------------------------------------------------------------------------------
 
 
-def false_report(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
-    """To whoever proposes: averages that nobody made, before anybody can have made any."""
-    if not isinstance(event, Arrived) or not isinstance(event.body, Proposal) or event.sender == machine.me:
-        return []
-    plan, attempt = event.body.plan, event.body.attempt
-    mask = mask_of(range(len(plan.members)), len(plan.members))
-    hashes = [chunk_hash(f"{plan.round} {attempt} {chunk}".encode()) for chunk in range(len(plan.owners))]
-    report = Report(
-        round=plan.round,
-        base=plan.base,
-        plan=plan_hash(plan),
-        index=[ChunkEntry(hash=each, mask=mask) for each in hashes],
-        provenance=Provenance(owners=plan.owners, signers=plan.owners, signatures=[bytes(64)] * len(plan.owners)),
-    )
-    return [Send((event.sender,), report)]
+def false_reports(stage: Stage) -> Adding:
+    """To whoever proposes: averages that nobody made, before anybody can have made any.
+
+    The reporter signs them all itself, so that only an audit finds the lie.
+    """
+    keys = {seat.peer: seat.identity for seat in stage.liars}
+
+    def false_report(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
+        if not isinstance(event, Arrived) or not isinstance(event.body, Proposal) or event.sender == machine.me:
+            return []
+        plan, attempt = event.body.plan, event.body.attempt
+        members = [member.peer for member in plan.members]
+        if machine.me not in members:
+            return []
+        mask, count = mask_of(range(len(members)), len(members)), len(plan.owners)
+        index = [
+            ChunkEntry(hash=chunk_hash(f"{plan.round} {attempt} {chunk}".encode()), mask=mask) for chunk in range(count)
+        ]
+        results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry) for chunk, entry in enumerate(index)]
+        signatures = [pack(keys[machine.me], stage.run, each).signature for each in results]
+        signers = bytes([members.index(machine.me)] * count)
+        provenance = Provenance(owners=plan.owners, signers=signers, signatures=signatures)
+        report = Report(round=plan.round, base=plan.base, plan=plan_hash(plan), index=index, provenance=provenance)
+        return [Send((event.sender,), report)]
+
+    return Adding(false_report)
 
 
 EVERYBODY, ONE = slice(None), slice(1)
@@ -290,7 +301,7 @@ signs_early = holding(fair, exchange(SigningEarly))
 for_itself = holding(fair, leaves_out(EVERYBODY), owns_all)
 turns = holding(fair, exchange(TurnsOnEach))
 frames = holding(fair, lambda stage: exchanging(framing(stage.honest_peers[0]), stage.liar_peers))
-reports = forge(Adding(false_report))
+reports = forge(false_reports)
 
 ATTACKS = [
     Attack("overtakes the owners", "averages of its own part alone", overtakes, rounds=SEASONED),

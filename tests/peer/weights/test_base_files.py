@@ -10,7 +10,7 @@ import pytest
 from peer.errors import PeerError
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
-from peer.weights.base_files import base_name, find_base, folder_name
+from peer.weights.base_files import base_name, find_base, folder_name, is_here
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, StoreShelf, leaves_of
 from protocol.disk import Disk
@@ -88,6 +88,16 @@ def test_a_newcomer_uses_the_files_of_hugging_faces_cache_if_their_bytes_are_the
     files = store_in(tmp_path / "newcomer", signed)
     assert find_base(signed.manifest.base, files) == len(signed.manifest.base.files)
     assert find_base(signed.manifest.base, files) == 0, "they are here already"
+    weights = max(signed.manifest.base.files, key=lambda file: file.size)
+    cached = snapshot / weights.path
+    moved = model / "snapshots" / "decaf" / weights.path
+    moved.parent.mkdir()
+    cached.resolve().rename(blobs / f"{99:064x}")
+    cached.unlink()
+    moved.symlink_to(os.path.relpath(blobs / f"{99:064x}", moved.parent))
+    files = store_in(tmp_path / "newcomer", signed)
+    assert not is_here(files, weights), "the cache has a new revision, and the old file is gone"
+    assert find_base(signed.manifest.base, files) == 1 and is_here(files, weights)
     other = blobs / f"{0:064x}"
     other.write_bytes(other.read_bytes()[:-1] + b"?")
     second = store_in(tmp_path / "second", signed)

@@ -62,6 +62,8 @@ class Peer:
         self.events: list[Event] = []
         self.done_at: float | None = None
         self.outcome: bool | None = None
+        self.withheld: set[Hash] = set()
+        """Blobs that it gives to nobody."""
         self._scope = trio.CancelScope()
 
     def start(self) -> None:
@@ -69,7 +71,7 @@ class Peer:
         self.shelf: dict[Hash, Held] = {}
         self.network = MemoryNetwork(self.table.wire, self.id, self)
         session = Session(self.identity, RUN, self.network, self.events.append)
-        self.swarm = Swarm(session, self.table, self.shelf.get, at_once)
+        self.swarm = Swarm(session, self.table, self.shelf.get, at_once, withheld=self.withheld)
         self._scope = trio.CancelScope()
         self.table.wire.join(self.network)
         self.table.nursery.start_soon(self._live, self._scope)

@@ -82,6 +82,22 @@ async def test_peers_with_half_each_complete_each_other_without_an_origin(table:
     assert not table.twice([first, second])
 
 
+async def test_a_withheld_blob_goes_to_nobody_neither_while_it_is_fetched_nor_later(table: SwarmTable) -> None:
+    origin, (holder, asker) = await an_origin_and(table, 2)
+    table.wire.forget(origin.id, asker.id)
+    origin.hold()
+    holder.withheld.add(table.blob.name)
+    holder.fetch([origin])
+    await table.until(lambda: holder.here().bit_count() >= 4, table.least_s)
+    asker.fetch([holder])
+    wanted = ChunksRequest(blob=table.blob.name, chunks=[0, 1, 2, 3], spare=False)
+    answer = await asker.network.request(holder.id, "want", wanted.encode(), timeout_s=1)
+    assert decode_body(ChunksReply, answer).chunks == [0, 1, 2, 3]
+    await table.until_all([holder], 2 * table.least_s)
+    await table.until(lambda: asker.outcome is False, 2 * HOPE_S)
+    assert not asker.here() and not holder.swarm.up_bytes
+
+
 async def test_what_nobody_has_is_given_up_soon(table: SwarmTable) -> None:
     _, (first, second) = await an_origin_and(table, 2)
     start = trio.current_time()

@@ -204,6 +204,15 @@ async def test_three_redirects_are_followed_and_no_more(web_: Web) -> None:
         await read(RangeClient(dialer=web_), "http://mirror0.test/file")
 
 
+@on_the_web
+async def test_a_redirect_may_lead_to_a_long_address_with_signatures(web_: Web) -> None:
+    """Hugging Face sends readers of large files to such addresses."""
+    signed = "file?Policy=" + "e" * 1500
+    web_.add("mirror.test", PUBLIC, a_site(web.redirecting(f"http://cdn.test/{signed}")))
+    web_.add("cdn.test", "93.184.216.1", Site({f"/{signed}": CONTENT}))
+    assert await read(RangeClient(dialer=web_)) == WANTED
+
+
 @pytest.mark.parametrize(
     "url",
     [
