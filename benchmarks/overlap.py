@@ -53,8 +53,10 @@ from benchmarks.diloco_bench import (
     rule_named,
     size_in,
 )
+from kernels.aggregate import Rule
 from kernels.layout import fragment_spans
 from protocol.node.contributor import SPARE_STEPS
+from trainer.config import TrainingConfig
 from trainer.rank_work import layouts_of
 from trainer.worker import Applied, Task, Worker
 
@@ -73,7 +75,7 @@ class Case:
     """One run.
 
     inner_steps: H.  delay: a number of steps.  members: their number, or `WAVE`.  slow: the members that do half as many
-    steps.
+    steps.  outer: as in `rule_named`.
     """
 
     seed: int
@@ -84,6 +86,8 @@ class Case:
     members: int = MEMBERS
     slow: int = 0
     merge: str = "shift"
+    outer: str = "auto"
+    aggregation: Rule = "mean"
 
     @property
     def round_steps(self) -> int:
@@ -146,10 +150,9 @@ class Member:
 class StreamedRun:
     """The shared state of a run, and the members, whose workers merge and encode as in a swarm."""
 
-    def __init__(self, bench: Bench, case: Case) -> None:
-        self.theta = bench.start(case.seed).copy()
-        self._first_step, self._case = bench.settings.warm_steps, case
-        config = bench.settings.config(case.seed, RATE)
+    def __init__(self, case: Case, theta: F32, config: TrainingConfig, first_step: int) -> None:
+        """Begin a run.  theta: the shared parameters, changed by it.  config: the members', but for the case's exchange."""
+        self.theta, self._case, self._first_step = theta, case, first_step
         self._config = replace(config, codec=case.codec, fragments=case.fragments, delay=case.delay)
         self._momentum = np.zeros_like(self.theta)
         self._members: list[Member] = []
@@ -158,7 +161,7 @@ class StreamedRun:
             slice(span.start, span.stop)
             for span in fragment_spans(self.theta.size, self._layouts.codec.block, case.fragments)
         ]
-        self._rule, self._tokens = rule_named("auto", case.codec), list[int]()
+        self._rule, self._tokens = rule_named(case.outer, case.codec), list[int]()
 
     def hold(self, round: int, size: int) -> None:
         """Train `size` members for one round, and exchange the round's fragment."""
@@ -213,7 +216,8 @@ class StreamedRun:
 
     def _exchange(self, fragment: int, encoded: Sequence[bytearray]) -> None:
         span, rule = self._spans[fragment], partial(self._rule, self._tokens, self._case.inner_steps)
-        apply_mean(self._layouts, self.theta[span], self._momentum[span], encoded, self._tokens, rule)
+        theta, momentum = self.theta[span], self._momentum[span]
+        apply_mean(self._layouts, theta, momentum, encoded, self._tokens, rule, self._case.aggregation)
 
     def _zeros(self) -> bytearray:
         return bytearray(self._layouts.contribution.payload_bytes)
@@ -224,9 +228,16 @@ def _blend(own: F32, sent: F32, theta: F32) -> None:
     own[:] = ALPHA * theta + (1 - ALPHA) * own - (theta - sent)
 
 
+def begin(bench: Bench, case: Case) -> StreamedRun:
+    """Return a run of the case from the start of its seed."""
+    return StreamedRun(
+        case, bench.start(case.seed).copy(), bench.settings.config(case.seed, RATE), bench.settings.warm_steps
+    )
+
+
 def losses_of(bench: Bench, case: Case) -> Losses:
     """Run a case from the start to the end, and return its losses."""
-    run, passes = StreamedRun(bench, case), bench.settings.steps_of(case.inner_steps) // case.inner_steps
+    run, passes = begin(bench, case), bench.settings.steps_of(case.inner_steps) // case.inner_steps
     for round in range(passes * case.fragments):
         run.hold(round, size_in(case.members, round // case.fragments, passes))
     ended = bench.loss(run.theta)

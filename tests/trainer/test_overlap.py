@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import diloco_bench, overlap
 from benchmarks.diloco_bench import Bench, Settings
-from benchmarks.overlap import Case, Losses, StreamedRun, losses_of
+from benchmarks.overlap import Case, Losses, begin, losses_of
 
 SMALL = Settings(steps=8, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
 
@@ -31,7 +31,7 @@ def test_another_exchange_of_fragments_and_each_way_to_merge_change_the_loss(ben
 
 
 def test_a_result_arrives_after_so_many_steps(bench: Bench) -> None:
-    run = StreamedRun(bench, Case(0, 8, 2, 2))
+    run = begin(bench, Case(0, 8, 2, 2))
     run.hold(0, 1)
     arrives = run._arrival(run._members[0], 2, 0)
     assert [arrives(False) for _ in range(3)] == [False, False, True]
