@@ -51,7 +51,7 @@ def test_half_of_a_run_of_anyone_cut_off_half_a_minute_one_part_loses_no_round()
     misses_no_bar(Cell(Entry.ANYONE, 4, "exactly half", Absence.CUT_OFF, HALF_A_MINUTE_S))
 
 
-EVERY = 57
+EVERY = 127
 """Of so many cells one is a slow test.  The sample has each way to enter, absence, length, size, and group that was away."""
 
 
