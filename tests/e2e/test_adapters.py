@@ -106,10 +106,7 @@ def test_a_late_joiner_gets_the_frozen_model_once_its_organiser_is_gone_and_a_ki
         organiser.kill()
         (tmp_path / "base").rename(tmp_path / "elsewhere")
         late = swarm.peer("late").start()
-        pair = {friend.peer_id, late.peer_id}
-        swarm.until(
-            "rounds of the other two", lambda: any(set(late.members_of(round)) == pair for round in list(late.commits))
-        )
+        swarm.whole(friend, late)
         fetched = [event for event in late.heard(ev.TransferEnded) if event.what == "file"]
         assert sum(event.fetched_bytes for event in fetched) >= manifest.base.size_bytes
         friend.kill()
