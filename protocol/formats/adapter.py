@@ -22,6 +22,8 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = {"all": ATTENTION + MLP, "attention": ATTENTION, "mlp": MLP}
 """The projections of each layer that have factors, by `AdapterConfig.targets`, in their order in the layer."""
+BASE_PREFIX = "base/"
+"""Prefix of the names of the frozen model's files among the files of a run; the names in its folder follow."""
 BITS_A_VALUE = 2.0
 """Bits of text that a trained value can hold, at most about (Allen-Zhu and Li 2024)."""
 

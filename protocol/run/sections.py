@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeGuard
 from pydantic import Field
 
 from kernels.mixture import MAX_WEIGHTS
-from protocol.formats.adapter import WeightFormatName
+from protocol.formats.adapter import BASE_PREFIX, WeightFormatName
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import PRINTABLE, Problems, Section
 from protocol.formats.training import DataConfig, TokenizerConfig
@@ -149,8 +149,6 @@ class TasksSection(FileSection):
         return TASKS + self.path
 
 
-BASE = "base/"
-"""Prefix of the names of the files of a frozen model; the names in its folder follow."""
 MAX_BASE_FILES = 64
 MAX_BASE_FILE_BYTES = MAX_LEAVES * FILE_CHUNK_BYTES
 """Largest file of a frozen model: 32 GiB."""
@@ -167,7 +165,7 @@ class BaseFileSection(FileSection):
     @property
     def called(self) -> str:
         """Name of the file among the files of the run."""
-        return BASE + self.path
+        return BASE_PREFIX + self.path
 
 
 class BaseSection(Section):

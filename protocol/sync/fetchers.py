@@ -24,9 +24,10 @@ from protocol.chain.records import Chain
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.events.events import CheckpointWritten, Notice
+from protocol.formats.adapter import BASE_PREFIX
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
-from protocol.run.sections import BASE, FILE_CHUNK_BYTES, FileSection
+from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
@@ -112,12 +113,12 @@ class RunFiles:
         self._here.set()
 
     def _remedy(self, called: str) -> str:
-        if self._base is None or self._base.share or not called.startswith(BASE):
+        if self._base is None or self._base.share or not called.startswith(BASE_PREFIX):
             return "ask the organiser to start its peer"
         return "this run does not pass its model on: download the model into Hugging Face's cache, and start again"
 
     async def _fetch(self, number: int, called: str, file: FileSection) -> bool:
-        fetcher = self._base_fetcher if called.startswith(BASE) else self._fetcher
+        fetcher = self._base_fetcher if called.startswith(BASE_PREFIX) else self._fetcher
         sources = sorted(self._session.network.connected())
         self._random.shuffle(sources)
 

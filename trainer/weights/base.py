@@ -11,14 +11,12 @@ from torch import Tensor
 
 from kernels.quantizer import QuantizedMatrix, quantize
 from kernels.weight_format import WeightFormat
+from protocol.formats.adapter import BASE_PREFIX
 from protocol.formats.model import ParameterPlace, parameter_layout
 from trainer.config import TrainingConfig
 from trainer.models.llama.model import FrozenBase
 from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import F32, FolderError
-
-BASE = "base/"
-"""Prefix of the names of the model's files among the files of a run; their names in its folder follow."""
 
 
 def base_files(config: TrainingConfig) -> dict[str, Path]:
@@ -26,7 +24,7 @@ def base_files(config: TrainingConfig) -> dict[str, Path]:
 
     The peer has checked them; a link among them is the peer's own, to a file that was here before the run.
     """
-    found = {name.removeprefix(BASE): path for name, path in config.files.items() if name.startswith(BASE)}
+    found = {name.removeprefix(BASE_PREFIX): path for name, path in config.files.items() if name.startswith(BASE_PREFIX)}
     return {name: Path(os.path.realpath(path)) for name, path in found.items()}
 
 
