@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, StoreShelf, leaves_of
 from protocol.disk import Disk
 from protocol.formats.model import ModelConfig
+from protocol.node.node import withheld
 from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError
 from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection, BaseSection
@@ -110,6 +113,8 @@ def test_a_model_that_may_not_be_passed_on_is_named_by_its_hashes_only(tmp_path:
     signed = created(tmp_path, "share = false")
     assert signed.manifest.base is not None and not signed.manifest.base.share
     files, file = store_in(tmp_path / "data", signed), signed.manifest.base.files[0]
+    replica: Any = SimpleNamespace(manifest=signed.manifest)
+    assert withheld(replica) == {each.name for each in signed.manifest.base.files}, "by the whole node"
     held = StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).find(file.name)
     assert held is not None and held.here == 0 and held.leaves()
     assert StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).holdings() != []
