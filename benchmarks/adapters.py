@@ -39,13 +39,12 @@ from peer.corpora.build import build
 from peer.corpora.builtin import OPTIONS, builtin_input
 from peer.corpora.inputs import Document
 from peer.corpora.run_data import RunData
-from protocol.formats.adapter import AdapterConfig, WeightFormatName
+from protocol.formats.adapter import BASE_PREFIX, AdapterConfig, WeightFormatName
 from protocol.formats.model import ModelConfig
 from protocol.formats.training import InnerConfig
 from protocol.run.sections import CORPORA, SOURCE
 from trainer.config import PhaseConfig, SourceConfig, TrainingConfig, TrainingData
 from trainer.models.llama.initial import initial_parameters
-from trainer.weights.base import BASE
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 from trainer.worker import Worker
@@ -285,7 +284,7 @@ class Bench:
             inner_of(rate, weight_decay=decay),
             LONGEST,
             CHUNK,
-            files={**places["files"], **{BASE + path.name: str(path) for path in self._base.iterdir()}},
+            files={**places["files"], **{BASE_PREFIX + path.name: str(path) for path in self._base.iterdir()}},
             blocks=tuple(places["blocks"]),
             adapter=None if is_whole else AdapterConfig(rank=case.rank, alpha=case.rank),
             base_format=case.base,

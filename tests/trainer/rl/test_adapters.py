@@ -12,7 +12,7 @@ import torch
 
 from kernels.quantizer import quantize
 from kernels.weight_format import WeightFormat
-from protocol.formats.adapter import AdapterConfig, adapter_layout, adapter_parameters
+from protocol.formats.adapter import BASE_PREFIX, AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.rl import RlConfig
 from tests.trainer import small
@@ -25,7 +25,7 @@ from trainer.models.llama.model import AdaptedLinear, Decoder, FrozenBase
 from trainer.rl.learner import Learner
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutTasks, RolloutWorker
-from trainer.weights.base import BASE, load_base
+from trainer.weights.base import load_base
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 from trainer.worker import Done, Task, Worker
@@ -160,7 +160,7 @@ def config(tmp_path: Path) -> TrainingConfig:
     model, folder = ModelConfig.from_mapping(small.MODEL), tmp_path / "base"
     folder.mkdir()
     write_folder(folder, model, in_blocks(small.theta()), ExportFormat.FP32, context=64, eos=None)
-    files = {f"{BASE}{path.name}": str(path) for path in folder.iterdir()}
+    files = {f"{BASE_PREFIX}{path.name}": str(path) for path in folder.iterdir()}
     shape = small.config(environment="sort", adapter=ADAPTER.model_dump(), files=dict(small.SECTIONS["files"]) | files)
     return replace(shape, rl=SHORT)
 
