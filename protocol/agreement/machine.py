@@ -14,8 +14,8 @@ no clock and holds no key.
     second    an elector that has seen the certificate locks itself on the record and casts a second vote
     commit    a quorum of second votes is the certificate
 
-* Each attempt has one proposer, drawn from the electors by the tip and the number of the attempt.  A proposal needs the
-  signed view changes of a quorum, so no peer can begin an attempt alone, or hide a lock.
+* Each attempt has one proposer: the electors take turns, by the numbers of the round and of the attempt.  A proposal needs
+  the signed view changes of a quorum, so no peer can begin an attempt alone, or hide a lock.
 * Safety rests on `protocol.agreement.ballot` alone.  Everything else here may be late, wrong or hostile without harm to
   safety.
 * The next attempt is due in three cases: the proposer is gone, the timeout of the attempt passes without progress, or so

@@ -2,8 +2,9 @@
 
 Pure.  Safety does not depend on this module: two peers may judge differently, and the ballots decide.
 
-* A round may be closed when every live trainer on this tip is ready.  It may also be closed when a quorum of the electors is
-  ready and the grace time has passed; late trainers are then asked to finish and get `FINISH_S` more.
+* A round needs a quorum of the electors that is ready; if the missing ones are not near, as many ready trainers as a record
+  needs suffice (`ClosingPolicy.has_quorum`).  It may then be closed when every live trainer on this tip is ready, or when
+  the grace time has passed; late trainers are then asked to finish and get `FINISH_S` more.
 * No trainer may cost a round much more time than its work is worth.  The fair time for one more trainer is the time
   that the ready electors took, times `LATE`, divided by their number.  Late trainers are asked to finish after half of the
   fair time.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  It gets less time in the
@@ -284,7 +285,10 @@ class ClosingPolicy:
         return not any(self.lives(peer, view) for peer in self.base.electors)
 
     def has_quorum(self, view: View) -> bool:
-        """Return True if enough peers are READY to set the others a deadline: a quorum of electors, or all trainers."""
+        """Return True if enough peers are READY to set the others a deadline.
+
+        They are a quorum of the electors, or, if no missing elector is near, as many trainers as a record needs.
+        """
         electors = self.base.electors
         ready = {peer for peer in electors if peer in self.readys and self.lives(peer, view)}
         if len(ready) < quorum_size(len(electors)):

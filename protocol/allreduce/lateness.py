@@ -32,7 +32,7 @@ from protocol.chain.electorate import tolerated
 from protocol.wire.identity import PeerId
 
 LATE = 0.75
-"""Longest time that a round waits for one more trainer, as a fraction of the others' computing time per member."""
+"""Time after which one more trainer or member is late, as a fraction of the time that the others took, per member."""
 SPREAD = 0.5
 """Fraction by which the other members may take longer than most members took since the exchange began.
 
@@ -63,7 +63,7 @@ honest newcomers must be able to join.
 
 
 def fair_time(took_s: float, members: int) -> float:
-    """Return the longest time (s) that a round of `members` members may wait for one of them: its work is worth that time.
+    """Return the time (s) after which one of `members` members is late: its work is worth that time.
 
     took_s: the time (s) that the other members took for their work.
     """

@@ -45,11 +45,8 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The events of the exchange machine.  A chunk is one of the plan's chunks, except in `Asked`.
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # The effects of the exchange machine: actions that `protocol.allreduce.runner` performs, in the order of the list.
+# A chunk is one of the plan's chunks, also in the events below except `Asked`.
 
 
 @dataclass(frozen=True)
@@ -212,9 +209,6 @@ ExchangeEvent = (
     | PeerBack
     | ExchangeTick
 )
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -582,7 +582,7 @@ class Accusation(Body):
 
 
 class Finish(Body):
-    """The proposer's request to a late peer to stop at its current step and contribute."""
+    """A ready peer's request to a late one to stop at its current step and contribute."""
 
     KIND: ClassVar[str] = "finish"
     round: Count
