@@ -5,6 +5,8 @@
 * bandwidth: bytes that the kernels read and write in a second, against a copy on the device (bar: 80 %).
 * attention: one call for all documents against each document alone on the CPU (bf16: within its rounding).
 * training: tokens/s and MFU of named sizes, with synthetic rows, against the measured speed of large products (bar: 50 %).
+* copied layers: the same beside a frozen model whose layers lie on the GPU, or are copied there from the computer's memory;
+  the first loss has equal bits, and gradients differ as much as those of a repeated step (attention on a GPU has no order).
 * proofs: time of the proofs of a rollout's hidden states.
 
 Prints a table, or with --json one object; asserts nothing.  Without a GPU it says so, with exit code 2.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -32,11 +35,13 @@ from kernels.schedule import Place
 from kernels.toploc import prove_all
 from kernels.weight_format import WeightFormat
 from peer.measurements.speeds import GPU_ROWS, LENGTHS, SHAPES, sized
-from protocol.formats.model import ModelConfig
+from protocol.formats.adapter import AdapterConfig
+from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.training import InnerConfig
 from trainer.data.rows import Rows
 from trainer.device import device_speed, wait_for
-from trainer.models.llama.model import Decoder, Documents, causal_attention
+from trainer.models.llama.model import Decoder, Documents, FrozenBase, causal_attention
+from trainer.models.llama.prefetcher import LayerPrefetcher, PinnedRoom
 from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 
@@ -181,6 +186,37 @@ def training(name: str, device: torch.device, rows: int) -> dict[str, Any]:
     }
 
 
+def adapted(name: str, format: WeightFormat, device: torch.device, rows: int) -> dict[str, Any]:
+    """Measure steps of an adapter beside a frozen model of a named size, with its layers on the device, and copied there."""
+    config, length, adapter = ModelConfig(**sized(name).model.model_dump()), LENGTHS[name], AdapterConfig()
+    draw, tensors, layers = torch.Generator(device).manual_seed(1), dict[str, torch.Tensor](), list[dict[str, Any]]()
+    for place in parameter_layout(config):
+        values = torch.randn(place.shape, generator=draw, device=device).mul_(0.02).bfloat16()
+        if place.name.endswith("_proj.weight"):
+            _, _, layer, matrix = place.name.split(".", 3)
+            layers += [{} for _ in range(int(layer) + 1 - len(layers))]
+            layers[int(layer)][matrix] = quantize(values, format)
+        else:
+            tensors[place.name] = values
+    scratch, room = values.new_empty(max(math.prod(each.shape) for each in layers[0].values())), PinnedRoom()
+    held = {f"model.layers.{number}.{matrix}": each for number, layer in enumerate(layers) for matrix, each in layer.items()}
+    host = [{matrix: room.pin(each.to(torch.device("cpu"))) for matrix, each in layer.items()} for layer in layers]
+    prefetcher = LayerPrefetcher(host, device)
+    whole = FrozenBase(adapter, tensors, held, scratch)
+    copied = FrozenBase(adapter, tensors, prefetcher.matrices, scratch, prefetcher=prefetcher)
+    tokens, rates, found = np.random.default_rng(0).integers(0, config.vocab, (rows, length + 1), dtype=np.int32), [], []
+    for base in (whole, whole, copied):
+        model = Decoder(config, device, base=base)
+        torch.nn.init.normal_(model.flat, std=0.02, generator=torch.Generator(device).manual_seed(2))
+        loop = InnerLoop(WholeParameters(model), INNER, spares_memory=True)
+        found.append((loop.step(Rows(tokens), Place(1, 0.0)).read().mean, model.gradient.clone()))
+        rates.append(rows * length / seconds_of(device, lambda loop=loop: loop.step(Rows(tokens), Place(1, 0.0)), 5))
+    (loss, gradient), (_, again), (other, of_copied) = found
+    repeated, apart = (float((each - gradient).norm() / gradient.norm()) for each in (again, of_copied))
+    same = {"same_loss": loss == other, "gradient_apart": apart, "gradient_repeated": repeated}
+    return {"model": name, "format": format.value, **same, "held_per_s": rates[0], "copied_per_s": rates[2]}
+
+
 def training_told(found: dict[str, Any]) -> str:
     if "reason" in found:
         return str(found["reason"])
@@ -236,6 +272,14 @@ def main() -> int:
         row = training(model, device, arguments.rows)
         found["training"].append(row)
         print(f"| training {model}, {row['parameters'] / 1e6:.0f} M | {training_told(row)} |", file=told, flush=True)
+    found["adapted"] = []
+    for format in WeightFormat:
+        row = adapted("1b", format, device, arguments.rows)
+        found["adapted"].append(row)
+        same = f"the {'same' if row['same_loss'] else 'OTHER'} loss, gradients {row['gradient_apart']:.1e} apart "
+        same += f"({row['gradient_repeated']:.1e} if repeated)"
+        rates = f"{row['held_per_s']:.0f} tokens/s with layers on the GPU, {row['copied_per_s']:.0f} with copied layers"
+        print(f"| adapter beside 1b in {format} | {same}, {rates}, a row at a time |", file=told, flush=True)
     found["proofs"] = proofs(device, 2048, 4096)
     print(f"| proofs | {found['proofs']} |", file=told)
     if arguments.json:

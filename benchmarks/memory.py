@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Case:
 
 SMALL = "[model]\ndim = 512\nlayers = 10\n"
 PREFERENCES = f'[data]\nformat = "preference"\nfrom = "{PAIRS}"\nsequence_length = 512\nsequences_per_step = 4\n'
+WIDE = {"dim": 1024, "ffn": 2816, "heads": 16, "kv_heads": 8}
 FROZEN = {"vocab": 256, "dim": 512, "layers": 10, "heads": 8, "kv_heads": 4, "ffn": 1408}
 
 
@@ -73,8 +74,10 @@ CASES = {
     "adapter of 30M, attention only": adapted("short", 'targets = "attention"\n'),
     "adapter of 30M, rows of 4096": adapted("long"),
     "adapter of 30M, preferences": adapted("pairs"),
+    "adapter of 30M, offload": replace(adapted("short"), options=("--offload", "on")),
     "adapter of 59M": adapted("short", layers=20),
-    "adapter of 118M": adapted("short", dim=1024, ffn=2816, heads=16, kv_heads=8),
+    "adapter of 118M": adapted("short", **WIDE),
+    "adapter of 118M, offload": replace(adapted("short", **WIDE), options=("--offload", "on")),
     "adapter of 47M, a vocabulary of 32k": adapted("short", vocab=32_000),
     "adapter of 63M, untied, a vocabulary of 32k": adapted("short", vocab=32_000, tied=False),
     "30M": Case(SMALL),

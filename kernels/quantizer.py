@@ -24,6 +24,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -69,9 +70,28 @@ class QuantizedMatrix:
         assert self.codes.shape == (rows, width) and self.codes.dtype == dtype and self.codes.is_contiguous()
         assert self.scales.shape == (rows, blocks) and self.scales.dtype == torch.bfloat16 and self.scales.is_contiguous()
 
+    @classmethod
+    def empty(cls, format: WeightFormat, shape: tuple[int, int], device: torch.device) -> Self:
+        """Return a matrix with undefined values."""
+        (rows, inputs), blocks = shape, math.ceil(shape[1] / BLOCK)
+        width, dtype = {
+            WeightFormat.BF16: (inputs, torch.bfloat16),
+            WeightFormat.INT8: (inputs, torch.int8),
+            WeightFormat.INT4: (math.ceil(inputs / 2), torch.uint8),
+        }[format]
+        codes = torch.empty((rows, width), dtype=dtype, device=device)
+        scales = (rows, 0 if format is WeightFormat.BF16 else blocks)
+        return cls(format, shape, codes, torch.empty(scales, dtype=torch.bfloat16, device=device))
+
     def to(self, device: torch.device) -> QuantizedMatrix:
         """Return the matrix on `device`."""
         return dataclasses.replace(self, codes=self.codes.to(device), scales=self.scales.to(device))
+
+    def copy_to(self, other: QuantizedMatrix) -> None:
+        """Copy codes and scales into `other`.  A GPU copies from pinned memory while the host goes on."""
+        assert (other.format, other.shape) == (self.format, self.shape)
+        other.codes.copy_(self.codes, non_blocking=True)
+        other.scales.copy_(self.scales, non_blocking=True)
 
     def weights(self, scratch: Tensor) -> Tensor:
         """Return the values (out, in) in the type of `scratch`, valid until the scratch is used again.
@@ -104,16 +124,7 @@ def quantize(values: Tensor, format: WeightFormat) -> QuantizedMatrix:
             raise ValueError(NOT_FINITE)
         return QuantizedMatrix(format, (rows, inputs), kept, kept.new_empty((rows, 0)))
     int4 = format is WeightFormat.INT4
-    matrix = QuantizedMatrix(
-        format,
-        (rows, inputs),
-        torch.empty(
-            (rows, math.ceil(inputs / 2) if int4 else inputs),
-            dtype=torch.uint8 if int4 else torch.int8,
-            device=values.device,
-        ),
-        torch.empty((rows, math.ceil(inputs / BLOCK)), dtype=torch.bfloat16, device=values.device),
-    )
+    matrix = QuantizedMatrix.empty(format, (rows, inputs), values.device)
     if _has_triton(values.device):
         from kernels import quantizer_triton
 

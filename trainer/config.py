@@ -55,10 +55,10 @@ class TrainingConfig:
     blocks: folders with blocks of the run's corpora. spares_memory: True after the process has run out of memory: it
     computes one unit at a time, and all layers again, and generates half as many sequences at once. compiles: "on" or "off"
     to have torch compile the layers or not, "auto" to compile them on a GPU. offload: True if parameters, gradients and
-    moments lie in the memory of the computer, and layers are copied to a GPU when it computes them. fragments: of the state;
-    a round has a contribution to one of them. delay: steps that may be done before the result of the last round is needed.
-    adapter: factors that are trained while the model stays as it is; None if the whole model is trained. base_format: format
-    of the model's matrices then.
+    moments lie in the memory of the computer, and layers are copied to a GPU when it computes them; with an adapter, if the
+    frozen layers do so, and nothing else. fragments: of the state; a round has a contribution to one of them. delay: steps
+    that may be done before the result of the last round is needed. adapter: factors that are trained while the model stays
+    as it is; None if the whole model is trained. base_format: format of the model's matrices then.
     """
 
     seed: int
@@ -123,6 +123,11 @@ class TrainingConfig:
         """Arithmetic of a trained token, in floating point operations; a frozen matrix has no gradient of its own."""
         whole = self.model.flops_per_token(self.data.sequence_length)
         return whole if self.adapter is None else whole - 2.0 * self.model.product_parameters + 6.0 * self.parameters
+
+    @property
+    def is_sharded_alone(self) -> bool:
+        """True if even a single process uses torch's FSDP, which keeps its parameters in the memory of the computer."""
+        return self.offload and self.adapter is None
 
     @property
     def is_streamed(self) -> bool:

@@ -13,7 +13,7 @@ feedback, which has the same size on every device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
 
@@ -65,6 +65,8 @@ FACTORS_HELD = 0.2
 """The same share in a run with an adapter, whose gradients are few."""
 MAX_HELD_BYTES = 256 * MB
 """Limit on this memory; its share is smaller for longer rows, whose blocks are few and large."""
+PREFETCHED_LAYERS = 2
+"""Frozen layers on a device that does not hold all of them (`trainer.models.llama.prefetcher`)."""
 LARGE_BYTES = 32 * MB
 """Size of blocks that do not leave such pieces."""
 
@@ -74,7 +76,8 @@ class TrainerSetup:
     """Division and precision of a trainer.
 
     device: "cpu" or "cuda".  ranks: processes that share the model.  bf16: True if a CPU's products are bf16; a GPU's always
-    are.  offload: True if parameters, gradients and moments lie in the memory of the computer.
+    are.  offload: True if parameters, gradients and moments lie in the memory of the computer; in a run with an adapter,
+    instead the frozen layers, which a CPU leaves in their files in the format bf16.
     """
 
     device: str = "cpu"
@@ -115,8 +118,21 @@ def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWor
     Only RL runs have other work than training; RL trainers also verify, and only trainers have several ranks. Rank 0 keeps
     the versions of an RL run, and verifies.
     """
+    if config.adapter is not None and setup.offload:
+        again = config.model.layers if setup.device != "cpu" else 0
+        found = _work_memory(config, replace(setup, offload=False), work, _prefetched_bytes(config, setup), again)
+        return replace(found, host=found.host + setup.ranks * _offloaded_bytes(config, setup))
+    return _work_memory(config, setup, work, _frozen_bytes(config, setup))
+
+
+def _work_memory(
+    config: TrainingConfig, setup: TrainerSetup, work: TrainerWork, frozen: int, again: int = 0
+) -> TrainerMemory:
+    """Estimate as `trainer_memory` does.
+
+    frozen: bytes of the frozen model where a process computes.  again: layers computed again in a step on rollouts.
+    """
     model, rl = config.model, config.rl
-    frozen = _frozen_bytes(config, setup)
     copies = setup.ranks if config.adapter is not None else 1  # each rank has a whole adapter
     reading = _with_processes(setup, copies * _state_bytes(config), _reading_bytes(config, setup) + frozen)
     if rl is None:
@@ -136,7 +152,7 @@ def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWor
         case TrainerWork.TRAIN:
             most = max(rl.row_tokens, rl.micro_batch_tokens)
             rows = most if is_cpu else rl.row_tokens  # a CPU's micro-batch has its whole size, a GPU's at least one row
-            step = _step_bytes(config, rows, setup.has_bf16, logit_bytes=POLICY_LOGIT_BYTES) + _copied_bytes(config, setup)
+            step = _step_bytes(config, rows, setup.has_bf16, again, POLICY_LOGIT_BYTES) + _copied_bytes(config, setup)
             step = max(step, _comparing_bytes(config, most, setup.device) if rl.kl_weight else 0) + frozen
             verifying, idle = _verifying_bytes(config, rl, width) + frozen, _with_processes(setup, state, 0)
             beside = (idle.host + verifying, 0) if is_cpu else (idle.host, idle.device + verifying)
@@ -183,9 +199,43 @@ def _frozen_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
     model, width = config.model, 2 if setup.has_bf16 else 4
     if (form := WeightFormat(config.base_format)) is WeightFormat.BF16:
         return width * model.parameters
-    sizes = [inputs * outputs for _, inputs, outputs in projections(model, "all")]
+    sizes = _matrix_sizes(model)
     quantised = model.layers * sum(sizes)
     return ceil(form.bytes_per_value * quantised) + width * (model.parameters - quantised + max(sizes))
+
+
+def _matrix_sizes(model: ModelConfig) -> list[int]:
+    """Return the numbers of values of a layer's matrices."""
+    return [inputs * outputs for _, inputs, outputs in projections(model, "all")]
+
+
+def _prefetched_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
+    """Return the memory of the frozen model where a process computes, if its layers are copied there one by one.
+
+    That is two layers, with room for the values of a matrix unless it is its own values, and all tensors outside the
+    matrices of layers, but not an embedding that lies with the computer.
+    """
+    model, form, width = config.model, WeightFormat(config.base_format), 2 if setup.has_bf16 else 4
+    sizes = _matrix_sizes(model)
+    other = model.parameters - model.layers * sum(sizes) - (0 if model.tied else model.vocab * model.dim)
+    scratch = 0 if form is WeightFormat.BF16 and setup.has_bf16 else max(sizes)
+    return ceil(PREFETCHED_LAYERS * form.bytes_per_value * sum(sizes)) + width * (other + scratch)
+
+
+def _offloaded_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
+    """Return the memory of a process for layers that wait to be copied, pinned beside a GPU, and for an embedding."""
+    model, form = config.model, WeightFormat(config.base_format)
+    embedding = 0 if model.tied else 2 * model.vocab * model.dim
+    if form is WeightFormat.BF16 and setup.device == "cpu":
+        return embedding
+    codes = {WeightFormat.BF16: 2.0, WeightFormat.INT8: 1.0, WeightFormat.INT4: 0.5}[form]
+    parts = [ceil(each * size) for size in _matrix_sizes(model) for each in (codes, form.bytes_per_value - codes)]
+    return embedding + model.layers * sum(map(pinned_bytes if setup.device != "cpu" else int, parts))
+
+
+def pinned_bytes(size: int) -> int:
+    """Return the memory that torch pins for a tensor of `size` bytes: the next power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def _copied_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:

@@ -583,10 +583,13 @@ class InnerLoop:
             self.model.recomputed = self.model.config.layers
             return 1
         units = -(-len(rows) // self.objective.unit_rows // self._ranks.count)
+        saves = self.model.prefetches and is_gpu(self.model.device)
+        if saves:  # memory, so that more rows share the copies of a pass
+            self.model.recomputed = self.model.config.layers
         if self.objective.most_tokens is not None:
             return units_at_once(self.objective, rows, units)
         if self._memory is not None:
-            if self._ranks.count > 1 and not self._is_planned:
+            if self._ranks.count > 1 and not self._is_planned and not saves:
                 tokens, room = self.objective.unit_rows * rows.length, self._memory.free() // 2
                 needed = recomputed_layers(self.model.config, tokens, room, bf16=True)  # no rank may run out of memory
                 self.model.recomputed, self._is_planned = -self._parameters.least(-needed), True

@@ -265,8 +265,11 @@ class RankWork:
 
 
 def compile_layers(model: Decoder, config: TrainingConfig) -> None:
-    """Have the layers compiled if the configuration asks for it and a compiler is available."""
-    if config.compiles == "off" or (config.compiles == "auto" and not is_gpu(model.device)):
+    """Have the layers compiled if the configuration asks for it and a compiler is available.
+
+    Layers that are copied to the device are not compiled: a compiled backward pass would not wait for its copy.
+    """
+    if model.prefetches or config.compiles == "off" or (config.compiles == "auto" and not is_gpu(model.device)):
         return
     try:
         model.compile_layers()

@@ -5,7 +5,7 @@ whole blocks in them where they belong; only blocks in which parts of several ra
 added up over all ranks. The contribution has the bytes that one process would write.
 
 With offload each rank keeps its part in the memory of the computer, even if there is only one rank.  FSDP2 copies a layer to
-the GPU to gather it, and copies its gradient back.  The optimiser then works on the CPU.
+the GPU to gather it, and copies its gradient back.  The optimiser then works on the CPU.  A run with an adapter has no FSDP.
 
 The module is imported only by trainers that need it, because torch's FSDP takes 80 MB.
 """
@@ -261,7 +261,8 @@ class ShardedParameters(LocalParameters):
 
 def replicated_parameters(config: TrainingConfig, device: torch.device, dtype: torch.dtype) -> ReplicatedParameters:
     """Return a whole adapter beside the frozen model, at each rank.  Call `join_group` first."""
-    model = Decoder(config.model, device, base=load_base(config, device, dtype))
+    base = load_base(config, device, dtype, dist.get_world_size())
+    model = Decoder(config.model, device, base=base)
     model.compute_dtype = dtype
     return ReplicatedParameters(model)
 

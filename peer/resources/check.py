@@ -16,6 +16,7 @@ from peer.resources.computer import (
     free_gpu_memory,
     memory_need,
     memory_problem,
+    offload_sentence,
     sole_process,
     state_place,
     training_sentence,
@@ -176,9 +177,9 @@ ONE_PROCESS = (
     "a peer that makes or verifies rollouts has one process; leave --processes out, start a peer for each GPU (--gpus 0, "
     "--gpus 1), or train with --role trainer"
 )
-FROZEN_STAYS = (
-    "--offload on moves parameters and optimiser, which are small in a run with an adapter, and not its frozen model; leave "
-    "it out, or join a run whose model is in int8 or int4"
+GENERATOR_HOLDS_ALL = (
+    "a peer that makes rollouts reads the whole frozen model for each token, so its layers stay where it computes; leave "
+    "--offload out, or verify rollouts (--role validator)"
 )
 ONE_EACH = "each GPU has one process, and --processes divides a CPU; leave it out, or name GPUs with --gpus"
 
@@ -190,8 +191,8 @@ def check_division(
 
     gpus: "all", or numbers of GPUs with commas between them, which share the model; None for one.  processes: number of
     processes that share the model on a CPU; None for one.  offload: the setting of this name; with "auto", parameters and
-    optimiser lie in the computer's memory if even the smallest micro-batch with all layers computed again does not fit on
-    the GPU.
+    optimiser, or beside an adapter the frozen layers, lie in the computer's memory if even the smallest micro-batch with all
+    layers computed again does not fit on the GPU.  A CPU leaves frozen layers in their files if its memory does not suffice.
     """
     if role is Role.SEED:
         return TrainerDivision(sole_process(None))
@@ -208,20 +209,36 @@ def check_division(
         raise PeerError(ONE_PROCESS, ExitCode.RESOURCES)
     gpu = max(free, default=None)
     setup = replace(sole_process(gpu), ranks=ranks)
-    if manifest.adapter is not None:
-        if offload == "on":
-            raise PeerError(FROZEN_STAYS, ExitCode.RESOURCES)
-        return TrainerDivision(setup, gpu, ",".join(map(str, numbers)))
-    short = offload == "auto" and gpu is not None and memory_need(manifest, role, setup).gpu > gpu
-    trains = role is Role.TRAINER and (offload == "on" or short)
-    return TrainerDivision(replace(setup, offload=trains), gpu, ",".join(map(str, numbers)))
+    if manifest.adapter is not None and offload == "on" and role is Role.ROLLOUT:
+        raise PeerError(GENERATOR_HOLDS_ALL, ExitCode.RESOURCES)
+    offloads = offload == "on" or (offload == "auto" and _is_short(manifest, role, setup, gpu))
+    setup = replace(setup, offload=offloads and _can_offload(manifest, role, gpu))
+    return TrainerDivision(setup, gpu, ",".join(map(str, numbers)))
+
+
+def _can_offload(manifest: RunManifest, role: Role, gpu: int | None) -> bool:
+    """Return True if a process of this role can work without all of its model where it computes.
+
+    gpu: free bytes, None on a CPU, which leaves frozen layers in their files, if these have the format that it needs.
+    """
+    if manifest.base is None:
+        return role is Role.TRAINER
+    return role in (Role.TRAINER, Role.VALIDATOR) and (gpu is not None or manifest.base.format == "bf16")
+
+
+def _is_short(manifest: RunManifest, role: Role, setup: TrainerSetup, gpu: int | None) -> bool:
+    """Return True if memory is short where the trainer computes, and not if it offloads.  gpu: free bytes, None on a CPU."""
+    whole, offloading = (memory_need(manifest, role, replace(setup, offload=offload)) for offload in (False, True))
+    if gpu is not None:
+        return whole.gpu > gpu
+    return manifest.adapter is not None and offloading.host < whole.host and available_memory() < whole.host
 
 
 def may_offload(manifest: RunManifest, role: Role, division: TrainerDivision, place: StatePlace) -> bool:
-    """Return True if the trainer can keep parameters and optimiser in the computer's memory, beside a GPU."""
+    """Return True if the trainer can keep parameters and optimiser, or frozen layers, in memory beside a GPU."""
     setup = replace(division.setup, offload=True)
     fits = memory_problem(manifest, role, available_memory(), division.gpu, place, setup) is None
-    return role is Role.TRAINER and division.gpu is not None and manifest.adapter is None and fits
+    return division.gpu is not None and _can_offload(manifest, role, division.gpu) and fits
 
 
 def check_memory(
@@ -244,6 +261,8 @@ def check_memory(
         raise PeerError(problem, ExitCode.RESOURCES)
     if role is Role.TRAINER:
         emit(Notice("info", training_sentence(manifest, setup, gpu, place, available)))
+    elif setup.offload and gpu is not None:
+        emit(Notice("info", offload_sentence(manifest, gpu, memory_need(manifest, role, setup, place), available)))
     if state == "auto" and place is StatePlace.DISK:
         whole = memory_need(manifest, role, setup).host
         emit(Notice("info", IN_FILES.format(need=size(whole), available=size(available))))

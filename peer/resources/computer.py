@@ -188,7 +188,13 @@ def state_place(
 
 
 def offload_sentence(manifest: RunManifest, gpu: int, need: Need, available: int) -> str:
-    """Return the sentence on a trainer that keeps parameters and optimiser in the computer's memory.  gpu: free bytes."""
+    """Return the sentence on what a trainer keeps in the computer's memory instead of a GPU's.  gpu: free bytes there."""
+    if manifest.adapter is not None:
+        return (
+            f"a frozen model of {amount(manifest.model.parameters)} parameters on a GPU with {size(gpu)} free: its layers "
+            "are copied to the GPU when they are computed, and lie in the computer's memory, of which "
+            f"{size(need.host)} are needed and {size(available)} are free"
+        )
     return (
         f"{amount(manifest.parameters)} parameters on a GPU with {size(gpu)} free: parameters and optimiser lie in the "
         f"computer's memory, of which {size(need.host)} are needed and {size(available)} are free"
@@ -211,7 +217,8 @@ def training_sentence(manifest: RunManifest, setup: TrainerSetup, gpu: int | Non
     plan = step_plan(TrainingConfig.from_sections(manifest.trainer_sections()), setup)
     again = f", with {plan.recomputed} of {manifest.model.layers} layers computed again" if plan.recomputed else ""
     ranks = f" in each of {setup.ranks} processes" if setup.ranks > 1 else ""
-    steps = f", with {plan.units} {_units(manifest, plan.units)} at a time{ranks}{again}"
+    files = ", and the frozen layers are read from their files" if setup.offload and manifest.adapter is not None else ""
+    steps = f", with {plan.units} {_units(manifest, plan.units)} at a time{ranks}{again}{files}"
     return f"training takes {size(need.host)} of memory on the CPU{steps if manifest.rl is None else ''}"
 
 

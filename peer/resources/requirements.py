@@ -222,9 +222,10 @@ def _gpus(manifest: RunManifest) -> str:
     host = f"; and {size(need.host)} of the computer's"
     offloading = memory_need(manifest, setup=TrainerSetup("cuda", offload=True))
     smaller = [f"{each} GB" for each in GPU_SIZES if offloading.gpu <= FULL * each * 1e9 < need.gpu]
-    if smaller and manifest.adapter is None:
+    if smaller:
+        what = "parameters and optimiser" if manifest.adapter is None else "the layers of the frozen model"
         host += (
-            f"; or, with parameters and optimiser in the computer's memory (--offload), {size(offloading.gpu)} of a GPU's "
+            f"; or, with {what} in the computer's memory (--offload), {size(offloading.gpu)} of a GPU's "
             f"(fits one of {', '.join(smaller)}) and {size(offloading.host)} of the computer's"
         )
     if manifest.rl is not None or manifest.data.format == "preference":  # one process trains

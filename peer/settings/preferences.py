@@ -146,8 +146,9 @@ class Preferences:
     )
     offload: str = _setting(
         "auto",
-        "place of the trainer's parameters, gradients and optimiser; on: the computer's memory, from which each layer is "
-        "copied to the GPU; off: the GPU; auto: the computer's memory if the GPU's is too small",
+        "place of the trainer's parameters, gradients and optimiser, or beside an adapter of the frozen layers; on: the "
+        "computer's memory, from which each layer is copied to the GPU; off: the GPU; auto: the computer's memory if the "
+        "GPU's is too small",
         one_of("auto", "on", "off"),
     )
     max_up: float | None = _setting(

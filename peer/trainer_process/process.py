@@ -229,8 +229,8 @@ class TrainerRanks:
     """Processes of a trainer that share one model.
 
     gpus: "all", or numbers of GPUs with commas between them, with a process for each; empty for the usual device.
-    processes: number of processes on a CPU.  offload: True to keep parameters and optimiser in the computer's memory.
-    offload_later: True to do so in processes after one that ran out of memory.
+    processes: number of processes on a CPU.  offload: True to keep parameters and optimiser, or beside an adapter the frozen
+    layers, in the computer's memory.  offload_later: True to do so in processes after one that ran out of memory.
     """
 
     gpus: str = ""

@@ -63,7 +63,7 @@ def team(
     theta = np.frombuffer(regions[0].view, np.float32)
     leader = None
     try:
-        if ranks > 1 or config.offload:
+        if ranks > 1 or config.is_sharded_alone:
             order = RankOrder(0, config, ("cpu",) * ranks, dtype, folder)
             leader = LeadingRank(order, (regions[0].fd, regions[1].fd), unexpected)
         yield Team(Worker(config, CPU, folder, dtype, leader), theta, regions[1].view, leader.store if leader else "")

@@ -124,7 +124,8 @@ class Batch:
         self._keys = torch.zeros(count, dtype=torch.int64, device=device)
         self._last = torch.zeros(count, dtype=torch.int64, device=device)
         self._ends = torch.full((count, MOST_END_TOKENS), NO_TOKEN, device=device)
-        self._recorded = Recorded() if device.type == "cuda" else None
+        records = device.type == "cuda" and not self.model.prefetches  # a recorded step would not copy
+        self._recorded = Recorded() if records else None
 
     def fill(self, blocks: Iterable[Tensor]) -> None:
         """Copy parameters of any precision from any device, which come in blocks, in order.  No slot may hold a sequence."""

@@ -258,7 +258,7 @@ class Service:
         self._config = config
         folder = Path(message["moments"]) if message.get("moments") else None
         if message["trains"]:
-            if len(devices) > 1 or config.offload:
+            if len(devices) > 1 or config.is_sharded_alone:
                 if not is_gpu(device):  # the ranks divide the threads of this process
                     torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
                 order = RankOrder(0, config, tuple(map(str, devices)), speed.dtype, folder)

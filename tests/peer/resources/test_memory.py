@@ -22,6 +22,7 @@ from peer.resources.computer import (
     state_place,
     training_sentence,
 )
+from peer.resources.requirements import need_lines
 from protocol.events.events import Event, Notice
 from protocol.formats.adapter import AdapterConfig
 from protocol.formats.model import ModelConfig
@@ -87,10 +88,66 @@ def test_an_adapter_beside_8_billion_parameters_fits_the_cards_of_volunteers(
     assert run.parameters == 87_293_952 and need.gpu == pytest.approx(gigabytes * GB, rel=0.03)
     assert memory_need(run, Role.SEED).host < GB, "a seed holds the factors in memory, and the model as files"
     assert beyond_capacity(run) and not beyond_capacity(run.model_copy(update={"total_tokens": 100_000_000}))
-    monkeypatch.setattr(check, "free_gpu_memories", lambda: [GB])
+
+
+@pytest.mark.parametrize(("form", "gigabytes", "beside"), [("bf16", 7.3, 23.3), ("int8", 7.0, 14.8), ("int4", 6.8, 10.4)])
+def test_frozen_layers_wait_in_the_computers_memory_if_a_card_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, form: Literal["bf16", "int8", "int4"], gigabytes: float, beside: float
+) -> None:
+    run, told = adapted(form), list[Event]()
+    alone, offloading = (memory_need(run, setup=TrainerSetup("cuda", offload=offload)) for offload in (False, True))
+    assert offloading.gpu == pytest.approx(gigabytes * GB, rel=0.01) and alone.gpu > 11 * GB
+    assert offloading.host == pytest.approx(beside * GB, rel=0.01)
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [alone.gpu - 1])
+    monkeypatch.setattr(check, "available_memory", lambda: offloading.host)
+    division = check.check_division(run, Role.TRAINER, None, None)
+    check.check_memory(run, Role.TRAINER, "ram", told.append, division)
+    assert division.setup.offload and not check.check_division(run, Role.TRAINER, None, None, "off").setup.offload
+    (notice,) = (each.text for each in told if isinstance(each, Notice))
+    assert notice == offload_sentence(run, alone.gpu - 1, offloading, offloading.host)
+    assert notice.startswith("a frozen model of 8.2 G parameters on a GPU with ")
+    monkeypatch.setattr(check, "available_memory", lambda: offloading.host - 1)
+    with pytest.raises(PeerError, match="lie in the computer's memory, of which"):
+        check.check_memory(run, Role.TRAINER, "ram", told.append, division)
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [alone.gpu])
     assert not check.check_division(run, Role.TRAINER, None, None).setup.offload
-    with pytest.raises(PeerError, match="not its frozen model"):
-        check.check_division(run, Role.TRAINER, None, None, "on")
+    assert check.check_division(run, Role.TRAINER, None, None, "on").setup.offload
+    (gpus,) = (said for subject, said in need_lines(run) if subject == "GPUs")
+    assert f"or, with the layers of the frozen model in the computer's memory (--offload), {size(offloading.gpu)} of" in gpus
+
+
+def test_validators_copy_frozen_layers_too_and_generators_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = adapted("int4").model_copy(update={"rl": ROLLOUTS.rl})
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [GB])
+    monkeypatch.setattr(check, "available_memory", lambda: 100 * GB)
+    offloads = {role: check.check_division(run, role, None, None).setup.offload for role in Role}
+    assert offloads == {Role.TRAINER: True, Role.VALIDATOR: True, Role.ROLLOUT: False, Role.SEED: False}
+    with pytest.raises(PeerError, match="reads the whole frozen model for each token"):
+        check.check_division(run, Role.ROLLOUT, None, None, "on")
+    told, need = list[Event](), memory_need(run, Role.VALIDATOR, TrainerSetup("cuda", offload=True))
+    monkeypatch.setattr(check, "free_gpu_memories", lambda: [need.gpu])
+    check.check_memory(run, Role.VALIDATOR, "ram", told.append, check.check_division(run, Role.VALIDATOR, None, None, "on"))
+    assert [each.text for each in told if isinstance(each, Notice)] == [offload_sentence(run, need.gpu, need, 100 * GB)]
+    assert not check.check_division(ROLLOUTS, Role.VALIDATOR, None, None, "on").setup.offload, "it has no frozen layers"
+
+
+@pytest.mark.parametrize(("form", "offloads"), [("bf16", True), ("int8", False), ("int4", False)])
+def test_a_cpu_that_is_short_of_memory_leaves_frozen_layers_in_their_files(
+    monkeypatch: pytest.MonkeyPatch, form: Literal["bf16", "int8", "int4"], offloads: bool
+) -> None:
+    run, told = adapted(form), list[Event]()
+    whole, offloading = (memory_need(run, setup=TrainerSetup(offload=offload)).host for offload in (False, True))
+    assert not offloads or offloading < whole - 24 * GB
+    monkeypatch.setattr(check, "free_gpu_memories", list)
+    monkeypatch.setattr(check, "sole_process", lambda gpu: TrainerSetup())
+    for available, expected in ((whole - 1, offloads), (whole, False)):
+        monkeypatch.setattr(check, "available_memory", lambda available=available: available)
+        assert check.check_division(run, Role.TRAINER, None, None).setup.offload is expected
+    assert check.check_division(run, Role.TRAINER, None, None, "on").setup.offload is offloads
+    if offloads:
+        check.check_memory(run, Role.TRAINER, "ram", told.append, check.check_division(run, Role.TRAINER, None, None, "on"))
+        (notice,) = (each.text for each in told if isinstance(each, Notice))
+        assert notice.endswith("and the frozen layers are read from their files")
 
 
 def test_a_seed_needs_no_trainer() -> None:

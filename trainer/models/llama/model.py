@@ -26,6 +26,7 @@ from protocol.formats.adapter import PROJECTIONS, AdapterConfig, adapter_layout
 from protocol.formats.model import ModelConfig, ParameterPlace, parameter_layout
 from trainer.device import default_dtype, on_device
 from trainer.models.llama.cache import LookBack, rotations
+from trainer.models.llama.prefetcher import LayerPrefetcher, PrefetchedMatrix
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Rows of several documents: the position of each token in its document, and attention within the document.
@@ -164,20 +165,26 @@ class _RmsNorm(torch.autograd.Function):
         return of_hidden, of_weight, None
 
 
+StoredMatrix = QuantizedMatrix | PrefetchedMatrix
+"""A frozen matrix whose values are written for each product."""
+
+
 @dataclass(frozen=True)
 class FrozenBase:
     """Weights that do not learn, below trained factors; on one device.
 
-    tensors: tensors of `parameter_layout` by name, in the precision of products.  matrices: the other ones, quantised.
-    scratch: room for the values of the largest of these matrices, in the precision of products.  files: the model's
-    published files, by their names in its folder; empty if it did not come from files.
+    tensors: tensors of `parameter_layout` by name, in the precision of products; an embedding may be in bf16 in the memory
+    of the computer instead.  matrices: the other ones, quantised or prefetched.  scratch: room for the values of the largest
+    of these matrices, in the precision of products.  files: the model's published files, by their names in its folder; empty
+    if it did not come from files.  prefetcher: the layers of the prefetched matrices; None if there are none.
     """
 
     adapter: AdapterConfig
     tensors: Mapping[str, Tensor]
-    matrices: Mapping[str, QuantizedMatrix]
+    matrices: Mapping[str, StoredMatrix]
     scratch: Tensor
     files: Mapping[str, Path] = field(default_factory=dict)
+    prefetcher: LayerPrefetcher | None = None
 
     @classmethod
     def whole(cls, adapter: AdapterConfig, tensors: Mapping[str, Tensor]) -> Self:
@@ -187,7 +194,7 @@ class FrozenBase:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of products."""
-        return next(iter(self.tensors.values())).dtype
+        return self.tensors["model.norm.weight"].dtype
 
 
 def trained_layout(config: ModelConfig, base: FrozenBase | None) -> list[ParameterPlace]:
@@ -198,8 +205,8 @@ def trained_layout(config: ModelConfig, base: FrozenBase | None) -> list[Paramet
 class FrozenLinear(nn.Linear):
     """Product with a frozen matrix: x Wᵀ + b.  A quantised W is written into a scratch for each product."""
 
-    matrix: tuple[QuantizedMatrix, Tensor] | None = None
-    """Quantised W, and the scratch; None if W is `weight`."""
+    matrix: tuple[StoredMatrix, Tensor] | None = None
+    """Stored W, and the scratch; None if W is `weight`."""
     scale = 0.0
 
     def forward(self, input: Tensor) -> Tensor:
@@ -233,12 +240,12 @@ class AdaptedLinear(FrozenLinear):
         return self._product(input, (self.lora_A.weight, self.lora_B.weight))
 
 
-FrozenMatrix = Tensor | tuple[QuantizedMatrix, Tensor]
-"""A matrix (outputs, inputs), or a quantised one with the scratch for its values."""
+FrozenMatrix = Tensor | tuple[StoredMatrix, Tensor]
+"""A matrix (outputs, inputs), or a stored one with the scratch for its values."""
 
 
 def _values(matrix: FrozenMatrix) -> Tensor:
-    """Return the values of a matrix, those of a quantised one until the next one is asked for."""
+    """Return the values of a matrix, those of a stored one until the next one is asked for."""
     return matrix if isinstance(matrix, Tensor) else matrix[0].weights(matrix[1])
 
 
@@ -469,6 +476,11 @@ class Decoder(nn.Module):
             layer.compile()
 
     @property
+    def prefetches(self) -> bool:
+        """True if frozen layers are copied to the device before they are computed."""
+        return self.base is not None and self.base.prefetcher is not None
+
+    @property
     def tensors(self) -> dict[str, nn.Parameter]:
         """Parameters by name, in the order of the layout."""
         return dict(self.named_parameters())
@@ -491,7 +503,8 @@ class Decoder(nn.Module):
         tokens, if any; the tokens are then part of one document.
         """
         assert documents is None or past is None
-        hidden_btd = self.model.embed_tokens(tokens_bt).float()
+        embedding = self.model.embed_tokens  # the computer's memory may have it, and not the device
+        hidden_btd = embedding(tokens_bt.to(embedding.weight.device)).to(tokens_bt.device).float()
         cos, sin = past.rotations if past else rotations(self.config, tokens_bt.shape[1], hidden_btd.device)
         if documents is not None:
             cos, sin = (each[documents.positions_bt].unsqueeze(1) for each in (cos, sin))
