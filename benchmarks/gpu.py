@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -210,7 +211,7 @@ def adapted(name: str, format: WeightFormat, device: torch.device, rows: int) ->
         torch.nn.init.normal_(model.flat, std=0.02, generator=torch.Generator(device).manual_seed(2))
         loop = InnerLoop(WholeParameters(model), INNER, spares_memory=True)
         found.append((loop.step(Rows(tokens), Place(1, 0.0)).read().mean, model.gradient.clone()))
-        rates.append(rows * length / seconds_of(device, lambda loop=loop: loop.step(Rows(tokens), Place(1, 0.0)), 5))
+        rates.append(rows * length / seconds_of(device, partial(loop.step, Rows(tokens), Place(1, 0.0)), 5))
     (loss, gradient), (_, again), (other, of_copied) = found
     repeated, apart = (float((each - gradient).norm() / gradient.norm()) for each in (again, of_copied))
     same = {"same_loss": loss == other, "gradient_apart": apart, "gradient_repeated": repeated}

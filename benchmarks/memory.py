@@ -56,7 +56,7 @@ class Case:
 
 SMALL = "[model]\ndim = 512\nlayers = 10\n"
 PREFERENCES = f'[data]\nformat = "preference"\nfrom = "{PAIRS}"\nsequence_length = 512\nsequences_per_step = 4\n'
-WIDE = {"dim": 1024, "ffn": 2816, "heads": 16, "kv_heads": 8}
+WIDE: dict[str, Any] = {"dim": 1024, "ffn": 2816, "heads": 16, "kv_heads": 8}
 FROZEN = {"vocab": 256, "dim": 512, "layers": 10, "heads": 8, "kv_heads": 4, "ffn": 1408}
 
 

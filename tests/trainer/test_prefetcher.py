@@ -33,6 +33,7 @@ from trainer.models.llama.model import Decoder, FrozenBase, through_head
 from trainer.models.llama.prefetcher import LayerPrefetcher, PinnedRoom
 from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
+from trainer.rank_work import compile_layers
 from trainer.weights.base import load_base
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
@@ -151,7 +152,6 @@ def test_the_device_holds_two_layers_and_a_step_copies_each_of_the_others_twice(
             assert copied == expected
             copied.clear()
     assert len(read) == 2 * MATRICES
-    assert base.prefetcher is not None and base.prefetcher.copies == 22
 
 
 def test_a_copy_may_take_until_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +175,22 @@ def test_a_copy_may_take_until_it_is_waited_for(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(made, "_wait", ended)
     expected = trained(run, load_base(run, small.CPU, torch.float32), LAYERS, monkeypatch)
     assert_equal(trained(run, offloading, LAYERS, monkeypatch), expected)
+
+
+def test_a_gpu_computes_copied_layers_again_so_that_more_rows_share_a_copy_and_compiles_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.optim.is_gpu", lambda device: True)
+    monkeypatch.setattr("trainer.rank_work.is_gpu", lambda device: True)
+    compiled = list[Decoder]()
+    monkeypatch.setattr(Decoder, "compile_layers", compiled.append)
+    run, found = run_beside(tmp_path / "base"), []
+    for offload in (False, True):
+        model = Decoder(run.model, small.CPU, base=load_base(replace(run, offload=offload), small.CPU, torch.float32))
+        compile_layers(model, run)
+        units = InnerLoop(WholeParameters(model), run.inner)._at_once(ROWS)
+        found.append((units, model.recomputed, len(compiled)))
+    assert found == [(4, 0, 1), (4, LAYERS, 1)]
 
 
 # -- order of a GPU's work ----------------------------------------------------------------------------------------------
@@ -305,10 +321,13 @@ def test_a_file_that_changes_during_the_run_is_noticed(published: ExportFormat, 
     matrix = base.matrices["model.layers.3.mlp.up_proj.weight"]
     plain = load_base(replace(run, offload=False), small.CPU, torch.float32).tensors
     assert torch.equal(matrix.weights(base.scratch), plain["model.layers.3.mlp.up_proj.weight"])
-    path = tmp_path / "base" / "model.safetensors"
+    path, first = tmp_path / "base" / "model.safetensors", base.matrices["model.layers.0.mlp.up_proj.weight"]
+    before = path.stat().st_mtime_ns
     os.utime(path, (1, 1))
     with pytest.raises(FolderError, match="was changed while the run used it"):
-        base.matrices["model.layers.0.mlp.up_proj.weight"].weights(base.scratch)
+        first.weights(base.scratch)
+    os.utime(path, ns=(before, before))
+    assert torch.equal(first.weights(base.scratch), plain["model.layers.0.mlp.up_proj.weight"]), "not what was half copied"
 
 
 # -- whole rounds ----------------------------------------------------------------------------------------------------------

@@ -129,8 +129,9 @@ def load_base(config: TrainingConfig, device: torch.device, dtype: torch.dtype, 
         if config.offload and place.name.endswith("_proj.weight"):
             _, _, layer, name = place.name.split(".", 3)
             matrix = folder.offloaded(place, device)
-            pins = device.type == "cuda" and isinstance(matrix, QuantizedMatrix)
-            layers[int(layer)][name] = room.pin(matrix) if pins else matrix
+            if device.type == "cuda" and isinstance(matrix, QuantizedMatrix):
+                matrix = room.pin(matrix)
+            layers[int(layer)][name] = matrix
             largest = max(largest, place.count)
         elif (quantised := folder.quantised(place, device)) is not None:
             matrices[place.name], largest = quantised, max(largest, place.count)

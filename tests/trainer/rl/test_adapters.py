@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.quantizer import quantize
+from kernels.quantizer import QuantizedMatrix, quantize
 from kernels.weight_format import WeightFormat
 from protocol.formats.adapter import BASE_PREFIX, AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
@@ -22,6 +22,7 @@ from trainer.config import TrainingConfig
 from trainer.generate.choice import GeneratorName
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import AdaptedLinear, Decoder, FrozenBase
+from trainer.models.llama.prefetcher import HostMatrix, LayerPrefetcher
 from trainer.rl.learner import Learner
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutTasks, RolloutWorker
@@ -66,6 +67,17 @@ def quantised(base: FrozenBase) -> FrozenBase:
         matrices={name: quantize(each.float(), WeightFormat.INT4) for name, each in matrices.items()},
         scratch=scratch,
     )
+
+
+def copied(base: FrozenBase) -> FrozenBase:
+    """The same base, whose layers are copied to the device one after the other."""
+    layers = [dict[str, HostMatrix]() for _ in range(LLAMA.layers)]
+    for name, matrix in base.matrices.items():
+        _, _, layer, rest = name.split(".", 3)
+        assert isinstance(matrix, QuantizedMatrix)
+        layers[int(layer)][rest] = matrix
+    prefetcher = LayerPrefetcher(layers, CPU)
+    return replace(base, matrices=prefetcher.matrices, prefetcher=prefetcher)
 
 
 def worker(base: FrozenBase, values: np.ndarray, config: ModelConfig = LLAMA) -> RolloutWorker:
@@ -129,6 +141,13 @@ def test_rollouts_of_a_base_in_another_format_are_refused(tmp_path: Path) -> Non
     author = worker(quantised(whole), values)
     assert refused(author, worker(quantised(frozen(LLAMA, torch.bfloat16)), values), path) == 0
     assert refused(author, worker(whole, values), path) > ROLLOUTS / 2
+
+
+def test_rollouts_are_verified_with_copied_layers(tmp_path: Path) -> None:
+    base, values, paths = quantised(frozen(LLAMA, torch.float32)), factors(LLAMA, 0.3), (tmp_path / "one", tmp_path / "two")
+    holding, copying = worker(base, values), worker(copied(base), values)
+    assert refused(holding, copying, paths[0]) == refused(copying, holding, paths[1]) == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 @pytest.mark.parametrize("making", PRECISIONS, ids=str)

@@ -46,7 +46,7 @@ class HostMatrix(Protocol):
 
 @dataclass
 class _Buffer:
-    """Memory of the device for a layer.  layer: the layer in it; -1 at first.  copied: event of the end of its copy."""
+    """Memory of the device for a layer.  layer: the layer in it, or -1.  copied: event of the end of its copy."""
 
     matrices: Mapping[str, QuantizedMatrix]
     layer: int = -1
@@ -54,11 +54,11 @@ class _Buffer:
 
 
 class LayerPrefetcher:
-    """Frozen layers, of which a device holds `PREFETCHED_LAYERS`.  copies: number of layers copied to it so far."""
+    """Frozen layers, of which a device holds `PREFETCHED_LAYERS`."""
 
     def __init__(self, layers: Sequence[Mapping[str, HostMatrix]], device: torch.device) -> None:
         """Allocate the memory on the device.  layers: the matrices of each layer by name, with equal shapes in all."""
-        self._layers, self._device, self.copies = layers, device, 0
+        self._layers, self._device = layers, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         shapes = {name: (each.format, each.shape) for name, each in layers[0].items()}
         self._current, self._other = (
@@ -87,14 +87,15 @@ class LayerPrefetcher:
 
     def _copy(self, layer: int, buffer: _Buffer) -> None:
         """Copy a layer, on a GPU after the work that is queued now, which may read the buffer, and beside later work."""
-        buffer.layer = layer
-        self.copies += 1
+        buffer.layer = -1  # until it is copied without an error
         if self._stream is None:
-            return self._copy_matrices(layer, buffer)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
             self._copy_matrices(layer, buffer)
-        buffer.copied = self._stream.record_event()
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                self._copy_matrices(layer, buffer)
+            buffer.copied = self._stream.record_event()
+        buffer.layer = layer
 
     def _copy_matrices(self, layer: int, buffer: _Buffer) -> None:
         for name, matrix in self._layers[layer].items():
@@ -128,15 +129,15 @@ class PinnedRoom:
 
     def pin(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
         """Return the matrix in pinned memory; itself if there is no room, so that copies hold up the GPU."""
-        parts = {"codes": matrix.codes, "scales": matrix.scales}
-        needed = sum(pinned_bytes(part.nbytes) for part in parts.values())
+        codes, scales = matrix.codes, matrix.scales
+        needed = pinned_bytes(codes.nbytes) + pinned_bytes(scales.nbytes)
         if needed > self._left:
             return matrix
         try:
-            pinned = {name: part.pin_memory() if part.numel() else part for name, part in parts.items()}
+            codes, scales = codes.pin_memory(), scales.pin_memory() if scales.numel() else scales
         except RuntimeError as error:  # the driver has limits of its own
             print(f"no more memory can be pinned: {str(error).partition(chr(10))[0]}", file=sys.stderr)
             self._left = 0
             return matrix
         self._left -= needed
-        return dataclasses.replace(matrix, **pinned)
+        return dataclasses.replace(matrix, codes=codes, scales=scales)
