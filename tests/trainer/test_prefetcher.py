@@ -183,7 +183,7 @@ def test_a_gpu_computes_copied_layers_again_so_that_more_rows_share_a_copy_and_c
     monkeypatch.setattr("trainer.optim.is_gpu", lambda device: True)
     monkeypatch.setattr("trainer.rank_work.is_gpu", lambda device: True)
     compiled = list[Decoder]()
-    monkeypatch.setattr(Decoder, "compile_layers", compiled.append)
+    monkeypatch.setattr(Decoder, "compile_layers", lambda model: compiled.append(model))
     run, found = run_beside(tmp_path / "base"), []
     for offload in (False, True):
         model = Decoder(run.model, small.CPU, base=load_base(replace(run, offload=offload), small.CPU, torch.float32))
