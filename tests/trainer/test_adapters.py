@@ -206,7 +206,7 @@ def test_a_damaged_file_of_the_frozen_model_is_called_by_its_name_and_its_path(t
     (tmp_path / "config.json").write_text(json.dumps(described | {"num_attention_heads": 3}))
     with pytest.raises(FolderError, match=rf"config\.json of the run's frozen model \({tmp_path}/config\.json\)"):
         load_base(run, small.CPU, torch.float32)
-    (tmp_path / "config.json").write_text(json.dumps(described | {"intermediate_size": 24}))
+    (tmp_path / "config.json").write_text(json.dumps(described | {"intermediate_size": 40}))
     with pytest.raises(FolderError, match=r"the run's frozen model: .* has the shape .*; ask the organiser"):
         load_base(run, small.CPU, torch.float32)
 
