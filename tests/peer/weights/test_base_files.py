@@ -66,6 +66,12 @@ def store_in(data: Path, signed: SignedManifest) -> BlobStore:
     return files
 
 
+def participation(data: Path, signed: SignedManifest) -> Participation:
+    choice = RunChoice(signed.run, PeerId(signed.manifest.organiser), signed)
+    settings = DaemonSettings(data, Style.SILENT, gather({}, {"PEER_CONFIG": ""}))
+    return Participation(settings, Identity.generate(), choice, DiskRoom(data), lambda event: None)
+
+
 def test_the_organisers_files_are_links_that_are_forgotten_and_not_written_to_when_they_change(tmp_path: Path) -> None:
     signed = created(tmp_path)
     assert signed.manifest.base is not None
@@ -160,10 +166,7 @@ def test_a_begun_file_has_its_room_already_and_leaves_it_to_a_file_that_is_found
     files.begin(weights.name, weights.size).view[:4] = b"some"
     again = store_in(tmp_path / "newcomer", signed)  # after a kill
     assert missing_bytes(base, again) == base.size_bytes - weights.size
-    choice = RunChoice(signed.run, PeerId(signed.manifest.organiser), signed)
-    settings = DaemonSettings(tmp_path / "newcomer", Style.SILENT, gather({}, {"PEER_CONFIG": ""}))
-    room = DiskRoom(tmp_path / "newcomer")
-    part = Participation(settings, Identity.generate(), choice, room, lambda event: None)
+    part = participation(tmp_path / "newcomer", signed)
     assert part.more_bytes() == base.size_bytes - weights.size, "for which a peer waits that found its disk full"
     folder = tmp_path / "hub" / "models--someone--base" / "snapshots" / "c0ffee"
     folder.mkdir(parents=True)
@@ -207,6 +210,18 @@ def test_a_model_that_no_trainer_could_read_is_known_by_its_small_files(
     base = BaseSection.from_mapping({"files": [*listed.values()]})
     flaw = description_flaw(signed.manifest.model_copy(update={"base": base}), store)
     assert said in flaw and bool(flaw) is bool(said)
+
+
+def test_a_peer_leaves_with_the_sentence_once_the_small_files_are_here(tmp_path: Path) -> None:
+    signed = created(tmp_path)
+    part, files = participation(tmp_path / "data", signed), store_in(tmp_path / "data", signed)
+    store: Any = SimpleNamespace(files=files)
+    node: Any = SimpleNamespace(files=SimpleNamespace(until_small_here=trio.lowlevel.checkpoint))
+    trio.run(part._judge_base, signed.manifest, store, node)
+    assert not part.leaving
+    another = signed.manifest.model.model_copy(update={"layers": 9})
+    trio.run(part._judge_base, signed.manifest.model_copy(update={"model": another}), store, node)
+    assert part.leaving and "describes another model than the run; ask the organiser" in str(part._trainer_problem)
 
 
 def test_a_model_that_may_not_be_passed_on_is_named_by_its_hashes_only(tmp_path: Path) -> None:
