@@ -295,7 +295,7 @@ def train_with_peft(worker: Worker, rounds: list[RoundRows], start: F32, base: P
             optimiser.param_groups[0]["lr"] = scheduled_rate(inner, Place(each.round * config.inner_steps + step, 0.0))
             optimiser.step()
             tokens, steps = tokens + rows.counted, steps + 1
-    model.save_pretrained(folder / "trained")
+    model.save_pretrained(str(folder / "trained"))
     found = PeftFolder(folder / "trained", config.model)
     return Reference(tokens, steps, np.concatenate([*found.values()]))
 
@@ -368,7 +368,7 @@ def measure(folder: Path, base: Path, options: argparse.Namespace) -> Measured:
     say("the run is over; training with PEFT")
     reference = train_with_peft(worker, rounds, start, base, folder / "peft")
     ours = np.concatenate([*PeftFolder(folder / "trained", config.model).values()])
-    losses = [worker.evaluate(theta, options.evaluation_tokens) for theta in (start, ours, reference.theta)]
+    at_start, at_end, alone = (worker.evaluate(theta, options.evaluation_tokens) for theta in (start, ours, reference.theta))
     return Measured(
         signed.manifest.base.size_bytes,
         config.parameters,
@@ -378,7 +378,9 @@ def measure(folder: Path, base: Path, options: argparse.Namespace) -> Measured:
         sum(each.tokens for each in rounds),
         reference.tokens,
         reference.steps,
-        *losses,
+        at_start,
+        at_end,
+        alone,
         held,
     )
 

@@ -6,11 +6,13 @@ Agreement, parity and mass (each chunk is what the rule makes of its mask) are j
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from kernels.aggregate import Rule
+from protocol.run.manifest import SignedManifest
 from protocol.wire.messages import members_in
 from tests.attacks.contributions import (
     ATTACKS,
@@ -32,7 +34,7 @@ from tests.tiers import first_fast
 ROUNDS = 11 * FRAGMENTS
 START, NEAR = 2.0, 0.25
 WHOLE, ADAPTER = "whole model", "adapter"
-RUNS = {WHOLE: simulated_run, ADAPTER: adapter_run}
+RUNS: dict[str, Callable[[], SignedManifest]] = {WHOLE: simulated_run, ADAPTER: adapter_run}
 CASES = [("huge", WHOLE), ("huge", ADAPTER), *((name, WHOLE) for name in ATTACKS if name != "huge")]
 
 
