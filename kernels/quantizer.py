@@ -121,7 +121,7 @@ def quantize(values: Tensor, format: WeightFormat) -> QuantizedMatrix:
     if format is WeightFormat.BF16:
         kept = values.to(torch.bfloat16)
         if not all(kept[span].isfinite().all() for span in _spans(rows, inputs)):
-            raise ValueError(NOT_FINITE)
+            raise ValueError(f"{NOT_FINITE}, or too large for bf16")
         return QuantizedMatrix(format, (rows, inputs), kept, kept.new_empty((rows, 0)))
     int4 = format is WeightFormat.INT4
     matrix = QuantizedMatrix.empty(format, (rows, inputs), values.device)

@@ -40,7 +40,8 @@ def full_disk(error: BaseException) -> Rest | None:
 class Away:
     """Decision on the time to join again.
 
-    state: returns the run's folder, the bytes of a state (0 while unknown), and the bytes of the files in place of memory.
+    state: returns the run's folder, the bytes of a state (0 while unknown), and the bytes of other files that have to fit.
+    Blocking.
     """
 
     def __init__(self, quota: MonthlyQuota, room: DiskRoom, state: Callable[[], tuple[Path, int, int]]) -> None:
@@ -77,8 +78,8 @@ class Away:
         rest = await self._quota.rest()
         if rest is not None:
             return rest
-        folder, state_bytes, scratch_bytes = self._state()
+        folder, state_bytes, more = await trio.to_thread.run_sync(self._state)
         if not state_bytes:
             return None
-        problem = await trio.to_thread.run_sync(self._room.problem, folder, state_bytes, scratch_bytes)
+        problem = await trio.to_thread.run_sync(self._room.problem, folder, state_bytes, more)
         return full_disk(StoreFull(problem)) if problem else None

@@ -425,7 +425,7 @@ class Daemon:
 
     def _state(self) -> tuple[Path, int, int]:
         signed = self.part.choice.signed
-        return self._folder, signed.manifest.stored_bytes if signed is not None else 0, self.part.scratch_bytes
+        return self._folder, signed.manifest.stored_bytes if signed is not None else 0, self.part.more_bytes()
 
     # -- begin and end of the log -------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerRanks, TrainerSettings
-from peer.weights.base_files import find_base, hub_cache, is_here
+from peer.weights.base_files import description_flaw, find_base, hub_cache, missing_bytes
 from protocol.blobs.store import BlobStore
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
@@ -202,6 +202,15 @@ class Participation:
             self._trainer.limit_pace(now.max_power, now.max_load)
         if self.node is not None:
             self.node.serve_while_paused(now.serve_while_paused)
+
+    def more_bytes(self) -> int:
+        """Return the bytes of disk needed beside states: files in place of memory, missing files of the base.  Blocking."""
+        base = self.choice.signed.manifest.base if self.choice.signed is not None else None
+        if base is None or not (self._folder / FILES).is_dir():
+            return self.scratch_bytes
+        files = BlobStore(Disk(), self._folder / FILES)
+        files.load()
+        return self.scratch_bytes + missing_bytes(base, files)
 
     def line_bytes(self) -> int:
         """Return the bytes carried for this peer, both ways, since its network was opened."""
@@ -376,7 +385,7 @@ class Participation:
         files = BlobStore(Disk(), make_private(self._folder / FILES))
         if found := await trio.to_thread.run_sync(find_base, manifest.base, files):
             self._emit(Notice("info", f"{many(found, 'file')} of the model found in {hub_cache()}"))
-        return sum(file.size for file in manifest.base.files if not is_here(files, file))
+        return missing_bytes(manifest.base, files)
 
     def _wait_for(self, what: str) -> None:
         if what != self._early[1]:
@@ -422,6 +431,8 @@ class Participation:
         compare_with_anchor(self.choice.anchor, replica.history, signed.run)
         node = Node(session, replica, trainer, self._node_settings(is_copy), permit=self.permit)
         self.node = node
+        if signed.manifest.base is not None:
+            nursery.start_soon(self._judge_base, signed.manifest, store, node)
         if trainer is not None:
             trainer.report_load(node.note_load)
             nursery.start_soon(self._keep_trainer, trainer, node)
@@ -486,6 +497,12 @@ class Participation:
         trainer = kind(settings, state.region, self._emit)
         trainer.limit_pace(now.max_power, now.max_load)
         return trainer
+
+    async def _judge_base(self, manifest: RunManifest, store: Store, node: Node) -> None:
+        """Leave if the small files of the frozen model show that no trainer could read it."""
+        await node.files.until_small_here()
+        if not self.leaving and (flaw := await trio.to_thread.run_sync(description_flaw, manifest, store.files)):
+            self._give_up(PeerError(flaw, ExitCode.INPUT))
 
     async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:
         """Start the trainer once the run's files are here.

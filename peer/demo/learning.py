@@ -379,7 +379,7 @@ def newest_state(signed: SignedManifest, folder: Path) -> tuple[int, F32]:
     stored, seeded = StoredRun(signed, folder).newest(), None
     if stored.start is None:
         seeded = np.empty(manifest.parameters, np.float32)
-        initial_parameters(TrainingConfig.from_sections(manifest.trainer_sections()).model, manifest.seed, seeded)
+        initial_parameters(manifest.model, manifest.seed, seeded, manifest.adapter)
     return stored.rounds, np.concatenate([*stored.parameters(seeded)])
 
 

@@ -15,8 +15,12 @@ from typing import Any
 from kernels.outside_files import open_outside
 from protocol.blobs.store import BlobStore
 from protocol.formatting import plain
+from protocol.run.manifest import RunManifest
 from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection, BaseSection
+from protocol.sync.fetchers import SMALL_BYTES
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from trainer.weights.folder import check_description
+from trainer.weights.safetensors_file import FolderError
 
 MAX_CANDIDATES = 16
 """Most files of the cache that are read in search of one file."""
@@ -65,6 +69,24 @@ def link_file(files: BlobStore, file: BaseFileSection, path: Path) -> bool:
 def is_here(files: BlobStore, file: BaseFileSection) -> bool:
     """Return True if a file is here in its size; a link to a file that was since moved or removed is not."""
     return files.sizes().get(file.name) == file.size
+
+
+def missing_bytes(base: BaseSection, files: BlobStore) -> int:
+    """Return the bytes of disk that fetching the rest of a frozen model takes; a begun file has its room already."""
+    begun = files.parts()
+    return sum(file.size for file in base.files if not is_here(files, file) and begun.get(file.name) != file.size)
+
+
+def description_flaw(manifest: RunManifest, files: BlobStore) -> str:
+    """Return a sentence if no trainer could read the run's frozen model, by its small files; "" otherwise.  Blocking."""
+    assert manifest.base is not None
+    small = [file for file in manifest.base.files if file.size <= SMALL_BYTES]
+    paths = {file.path: Path(os.path.realpath(files.path(file.name))) for file in small}
+    try:
+        check_description(manifest.model, {file.path: file.size for file in manifest.base.files}, paths)
+    except FolderError as error:
+        return str(error)
+    return ""
 
 
 def find_base(base: BaseSection, files: BlobStore) -> int:

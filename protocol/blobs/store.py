@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -251,12 +251,14 @@ class BlobFolder(ABC, Generic[K]):
     def link(self, key: K, source: Path, leaves: Sequence[Hash]) -> None:
         """Use a file elsewhere as a whole blob; it is only read.  Raises `StoreFailed`.
 
-        Every chunk is checked when it is read, and a file that was altered is forgotten (`demote`).
+        Every chunk is checked when it is read, and an altered file is forgotten (`demote`).  A begun part is removed.
         """
         self.write_leaves(key, leaves)
         self.disk.link(source, self.path(key))
         with self._lock:
             self._whole[key] = size_of(source)
+            if key not in self._worked_on and self._parts.pop(key, None) is not None:
+                self.disk.clear(self._part_path(key))
 
     def write_leaves(self, key: K, leaves: Sequence[Hash]) -> None:
         """Keep the hashes of a blob's chunks.  Raises `StoreFull`."""
@@ -325,10 +327,10 @@ class BlobStore(BlobFolder[Hash]):
     def index(self, key: Hash, chunk_bytes: int) -> list[Hash] | None:
         """Return `leaves`, recomputed from a whole blob if they are lost; None if the blob is damaged as well."""
         known = self.leaves(key)
-        view = map_file(self.path(key)) if known is None and self.has(key) else None
-        if view is None:
+        if known is not None or not self.has(key):
             return known
-        made = leaves_of(view, chunk_bytes)
+        if not (made := self._made_leaves(key, chunk_bytes)):
+            return None
         if tree_root(made) != key:
             self.demote(key)
             return None
@@ -337,13 +339,24 @@ class BlobStore(BlobFolder[Hash]):
 
     def is_right(self, key: Hash, size: int, chunk_bytes: int) -> bool:
         """Return True if a whole blob has the bytes of its root; demote a damaged blob.  Reads the whole file."""
-        view = self.view(key, size)
-        if view is None:
+        if not self.has(key):
             return False
-        if tree_root(leaves_of(view, chunk_bytes)) == key:
+        made = self._made_leaves(key, chunk_bytes) if size_of(self.path(key)) == size else []
+        if made and tree_root(made) == key:
             return True
         self.demote(key)
         return False
+
+    def _made_leaves(self, key: Hash, chunk_bytes: int) -> list[Hash]:
+        """Return the hashes of the chunks that a whole blob's file has now; none if it is empty or cannot be read.
+
+        The file is not mapped: if a file elsewhere becomes shorter, that ends a process which reads its mapping (SIGBUS).
+        """
+        try:
+            with self.path(key).open("rb") as file:
+                return [chunk_hash(piece) for piece in iter(lambda: file.read(chunk_bytes), b"")]
+        except OSError:
+            return []
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
@@ -444,12 +457,11 @@ class LeavesMemory:
 class StoreShelf:
     """A `Shelf` of a store.
 
-    what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs.  withheld: blobs of which only the
-    hashes are given to others.
+    what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs.
     """
 
-    def __init__(self, store: BlobStore, what: str, chunk_bytes: int, withheld: Collection[Hash] = ()) -> None:
-        self._store, self._what, self._chunk_bytes, self._withheld = store, what, chunk_bytes, withheld
+    def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
+        self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
         self._hashes = LeavesMemory(REMEMBERED)
 
     def find(self, name: Hash) -> Held | None:
@@ -460,13 +472,12 @@ class StoreShelf:
         hashes = self._hashes.get(name, lambda: self._store.index(name, self._chunk_bytes))
         if hashes is None:
             return None
-        held = self._store.held(name, EvenSpans(size, self._chunk_bytes), hashes)
-        return replace(held, here=0) if name in self._withheld else held
+        return self._store.held(name, EvenSpans(size, self._chunk_bytes), hashes)
 
     def holdings(self) -> list[Holding]:
         """Return the whole blobs as `Shelf.holdings` describes."""
         sizes = self._store.sizes()
-        return [Holding(self._what, 0, root.hex(), sizes[root]) for root in sizes if root not in self._withheld]
+        return [Holding(self._what, 0, root.hex(), sizes[root]) for root in sizes]
 
 
 class Shelves:

@@ -104,6 +104,10 @@ class Swarm:
                     self._spread(name, offer, trio.current_time())
                 await trio.sleep(NEWS_S)
 
+    def gives(self, name: Hash) -> bool:
+        """Return True unless the chunks of a blob are withheld from all other peers."""
+        return name not in self._withheld
+
     def serve(self, on: bool) -> None:
         """Set whether other peers may ask us for chunks."""
         self.serves = on
@@ -142,7 +146,7 @@ class Swarm:
         try:
             return await fetch.run(sources)
         finally:
-            if blob.name not in self._withheld:
+            if self.gives(blob.name):
                 self._spread(blob.name, fetch.offer, inf)  # all chunks that were not told yet
             others.remove(fetch)
             if not others:
@@ -200,7 +204,7 @@ class Swarm:
 
     def _shared_fetches(self, name: Hash) -> list[Fetch]:
         """Return the fetches of a blob whose chunks others may get from us meanwhile."""
-        return [] if name in self._withheld else self._fetches.get(name, [])
+        return self._fetches.get(name, []) if self.gives(name) else []
 
     def _fed(self, peer: PeerId, name: Hash, chunk: int) -> None:
         for offered, offer in self._offers():
@@ -295,7 +299,7 @@ class Swarm:
         held: Held | None = fetches[0].held if fetches else await self._offload(self._find, name)
         if held is None:
             raise Refused(NO_BLOB)
-        return replace(held, here=0) if name in self._withheld else held
+        return held if self.gives(name) else replace(held, here=0)
 
     async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
         """Return the bytes of a chunk, and True if a round may wait for them; None if they are no longer here."""

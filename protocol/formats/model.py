@@ -5,7 +5,8 @@ keep, so it is part of the protocol.
 
 The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a record proposal names and
 signs every chunk, in one envelope of 1 MiB; a peer holds up to 64 parts of chunks that wait for others (4 MiB each), and
-the proof of a wrong average carries every member's part of a chunk.
+the proof of a wrong average carries every member's part of a chunk.  `protocol.run.manifest` checks them, because the frozen
+model of an adapter run may be larger.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ MAX_CHUNKS = 4096
 each chunk."""
 MAX_CHUNK_PARAMETERS = 1 << 22
 MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
+"""Most values that a run trains and exchanges."""
+MAX_FROZEN_PARAMETERS = 200_000_000_000
+"""Most parameters of any model.  One with more than `MAX_PARAMETERS` can only be frozen, below an adapter: no vector, chunk
+or signature has all of its values, and the trainer reads one tensor at a time."""
 
 
 def head_count(dim: int) -> int | None:
@@ -111,11 +116,11 @@ class ModelConfig(Section):
                 "qkv_bias qk_norm",
                 "qkv_bias and qk_norm are both true, which no family of models has; qkv_bias = false would do",
             )
-        if self.parameters > MAX_PARAMETERS:
+        if self.parameters > MAX_FROZEN_PARAMETERS:
             yield (
                 "vocab dim layers heads kv_heads ffn tied head_dim",
-                f"the model has {self.parameters / 1e9:.2f} G parameters, but at most {MAX_PARAMETERS / 1e9:.2f} G are "
-                "allowed; make vocab, dim, ffn or layers smaller",
+                f"the model has {self.parameters / 1e9:.2f} G parameters, but at most {MAX_FROZEN_PARAMETERS / 1e9:.0f} G "
+                "are allowed; make vocab, dim, ffn or layers smaller",
             )
         low, high = self.rope_low_freq_factor, self.rope_high_freq_factor
         if not low < high:

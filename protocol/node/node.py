@@ -281,7 +281,7 @@ class Node:
         holdings = await self._offload(self._shelves.holdings)
         return {
             "coming": [{key: value for key, value in fields.items() if key != "event"} for fields in coming],
-            "blobs": [asdict(holding) for holding in holdings],
+            "blobs": [asdict(holding) for holding in holdings if self._swarm.gives(Hash(bytes.fromhex(holding.blob)))],
         }
 
     def status(self) -> NodeStatus:
@@ -375,7 +375,7 @@ def shelves_of(replica: Replica, corpora: RunCorpora) -> Shelves:
         ReplicaShelf(replica),
         StoreShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
         StoreShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
-        StoreShelf(store.files, "file", FILE_CHUNK_BYTES, withheld(replica)),
+        StoreShelf(store.files, "file", FILE_CHUNK_BYTES),
         corpora,
         StoreShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
     )

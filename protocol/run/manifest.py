@@ -24,7 +24,7 @@ from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length,
 from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.formats.adapter import AdapterConfig, adapter_parameters
-from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, ModelConfig
+from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import PRINTABLE, Problems, Section
 from protocol.formats.training import DataConfig, Fraction, InnerConfig, Positive, SamplesConfig, TokenizerConfig
@@ -322,13 +322,23 @@ class RunManifest(Section, Body):
                 f"chunk_parameters = {-(-self.chunk_parameters // block) * block} would do",
             )
         pieces = -(-self.state_bytes // self.checkpoint_chunk_bytes)
-        if self.chunks > MAX_CHUNKS:
+        if self.parameters > MAX_PARAMETERS:
+            what, fields = "model", "model.vocab model.dim model.layers model.ffn"
+            remedy = "make vocab, dim, ffn or layers smaller, or train an adapter"
+            if self.adapter is not None:
+                what, fields, remedy = "adapter", "adapter.rank", "make adapter.rank smaller"
+            yield (
+                fields,
+                f"the {what} has {self.parameters / 1e9:.2f} G parameters, but at most {MAX_PARAMETERS / 1e9:.2f} G can be "
+                f"trained; {remedy}",
+            )
+        elif self.chunks > MAX_CHUNKS:
             yield (
                 "chunk_parameters model",
                 f"chunk_parameters ({self.chunk_parameters}) makes {self.chunks} chunks, but at most {MAX_CHUNKS} are "
                 f"allowed; chunk_parameters = {chunk_size(self.fragment_parameters)} would do",
             )
-        if pieces > MAX_CHECKPOINT_CHUNKS:
+        if pieces > MAX_CHECKPOINT_CHUNKS and self.parameters <= MAX_PARAMETERS:
             yield (
                 "checkpoint_chunk_bytes model",
                 f"checkpoint_chunk_bytes ({self.checkpoint_chunk_bytes}) makes {pieces} chunks of a state, but at most "

@@ -149,7 +149,8 @@ class TasksSection(FileSection):
         return TASKS + self.path
 
 
-MAX_BASE_FILES = 64
+MAX_BASE_FILES = 256
+"""Most files of a frozen model; each takes about 200 of the manifest's bytes."""
 MAX_BASE_FILE_BYTES = MAX_LEAVES * FILE_CHUNK_BYTES
 """Largest file of a frozen model: 32 GiB."""
 

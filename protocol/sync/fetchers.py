@@ -42,9 +42,12 @@ from protocol.wire.questions import HaveReply, HaveRequest
 #     files/<root>.blob           a file, complete (`protocol.blobs.store`)
 #
 # The organiser's peer has the files from the beginning.  All other peers fetch them as soon as they meet a peer, before they
-# fetch the run's state; a trainer process is started once the files are here.
+# fetch the run's state; a trainer process is started once the files are here.  Small files come first: those of a frozen
+# model tell whether a trainer could read its weights, before gigabytes are fetched.
 
 
+SMALL_BYTES = 2 << 20
+"""Largest file that is fetched before all larger ones."""
 RETRY_S = 1.0
 PATIENCE_S = 300.0
 """Seconds without any chunk of a file after which the file is reported as missing, with the remedy."""
@@ -73,9 +76,10 @@ class RunFiles:
         self._fetcher = BlobFetcher(session, swarm, files, offload)
         self._base_fetcher = BlobFetcher(session, swarm, files, offload, mirrors=mirrors)
         self._state, self._moved_at = "reading the run's files from disk", 0.0
-        self._here = trio.Event()
+        self._here, self._small_here = trio.Event(), trio.Event()
         if not self._named:
             self._here.set()
+            self._small_here.set()
 
     @property
     def are_here(self) -> bool:
@@ -92,12 +96,18 @@ class RunFiles:
             with trio.move_on_after(SHOW_S):
                 await self._here.wait()
 
+    async def until_small_here(self) -> None:
+        """Wait until all files of at most `SMALL_BYTES` are here and checked."""
+        await self._small_here.wait()
+
     async def run(self) -> None:
         """Check the files that are here and fetch the rest.  Raises `StoreFailed`."""
         if self._here.is_set():
             return
         await self._offload(self._files.load)
-        for number, (called, file) in enumerate(self._named.items()):
+        for number, (called, file) in sorted(enumerate(self._named.items()), key=lambda each: each[1][1].size > SMALL_BYTES):
+            if file.size > SMALL_BYTES:
+                self._small_here.set()
             self._state = f"fetching the run's file {called} from its peers"
             self._moved_at, is_told = trio.current_time(), False
             while not await self._offload(self._files.is_right, file.name, file.size, FILE_CHUNK_BYTES):
@@ -110,6 +120,7 @@ class RunFiles:
                             self._session.emit(Notice("warning", self._state))
                         is_told = True
                     await trio.sleep(RETRY_S)
+        self._small_here.set()
         self._here.set()
 
     def _remedy(self, called: str) -> str:

@@ -19,7 +19,12 @@ from kernels.codecs.format import LARGEST
 from kernels.codecs.quantised import Int4
 from kernels.layout import ChunkSpan
 from protocol.allreduce import runner
+from protocol.blobs.store import BlobStore
+from protocol.disk import Disk
+from protocol.formats.adapter import AdapterConfig
 from protocol.run.manifest import SignedManifest
+from protocol.run.sections import BaseFileSection, BaseSection
+from protocol.sync.fetchers import file_section, keep_file
 from protocol.trainer_link import ComputeTask, Contribution, Progress
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
@@ -161,6 +166,23 @@ def turn(seat: Seat, attack: Attack) -> None:
 def run_with(rule: Rule) -> SignedManifest:
     """The simulated run under another aggregation rule."""
     return changed(simulated_run(), aggregation=rule)
+
+
+BASE = b"the bytes of a frozen model"
+
+
+def adapter_run() -> SignedManifest:
+    """The simulated run with an adapter, whose factors are the vector; nothing in a simulation reads its base."""
+    section = file_section(BASE)
+    base = BaseSection(files=[BaseFileSection(path="config.json", size=section.size, root=section.root)])
+    return changed(simulated_run(), adapter=AdapterConfig(rank=16), base=base)
+
+
+def give_base(seat: Seat) -> None:
+    """`seat` has the base from the beginning; the others fetch it."""
+    files = BlobStore(Disk(durable=False), seat.folder / "files")
+    files.folder.mkdir(parents=True)
+    keep_file(files, file_section(BASE), BASE)
 
 
 def distance(world: World) -> float:

@@ -6,20 +6,36 @@ Agreement, parity and mass (each chunk is what the rule makes of its mask) are j
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from kernels.aggregate import Rule
+from protocol.run.manifest import SignedManifest
 from protocol.wire.messages import members_in
-from tests.attacks.contributions import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
+from tests.attacks.contributions import (
+    ATTACKS,
+    REFUSED,
+    Copying,
+    adapter_run,
+    averages_nothing,
+    claiming,
+    distance,
+    give_base,
+    run_with,
+    turn,
+)
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.world import FRAGMENTS, World
+from tests.simulation.world import FRAGMENTS, World, simulated_run
 from tests.tiers import first_fast
 
 ROUNDS = 11 * FRAGMENTS
 START, NEAR = 2.0, 0.25
+WHOLE, ADAPTER = "whole model", "adapter"
+RUNS: dict[str, Callable[[], SignedManifest]] = {WHOLE: simulated_run, ADAPTER: adapter_run}
+CASES = [("huge", WHOLE), ("huge", ADAPTER), *((name, WHOLE) for name in ATTACKS if name != "huge")]
 
 
 async def reaches(world: World, rounds: int) -> None:
@@ -33,17 +49,19 @@ def members_of(world: World, seat: Seat, round: int) -> list[str]:
     return [member.peer for member in seat.node.commit_at(round).record.members]
 
 
-@pytest.mark.parametrize("name", first_fast(ATTACKS))
-def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str) -> None:
+@pytest.mark.parametrize(("name", "trains"), first_fast(CASES, 2))
+def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str, trains: str) -> None:
     async def scenario(world: World) -> None:
         assert world.signed.manifest.aggregation == "clip"
+        if trains == ADAPTER:
+            give_base(world.seats[1])
         turn(world.seats[0], ATTACKS[name])
         await begin(world)
         await reaches(world, ROUNDS)
         assert distance(world) < NEAR
         assert world.seats[0].peer in members_of(world, world.seats[1], ROUNDS - 1), "nobody may judge what is sane"
 
-    holds(simulate(6, scenario))
+    holds(simulate(6, scenario, signed=RUNS[trains]()))
 
 
 @pytest.mark.slow
@@ -88,10 +106,12 @@ def test_one_leads_a_mean_astray_and_a_majority_any_rule(rule: Rule, hostile: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
+@pytest.mark.parametrize(("name", "trains"), [*((name, WHOLE) for name in REFUSED), ("not a number", ADAPTER)])
+def test_a_contribution_that_is_no_number_is_in_no_average(name: str, trains: str) -> None:
     async def scenario(world: World) -> None:
         hostile, honest, *_ = world.seats
+        if trains == ADAPTER:
+            give_base(honest)
         turn(hostile, REFUSED[name])
         hostile.offload = averages_nothing
         world.start_all()
@@ -105,7 +125,7 @@ def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
                 averaged = [peers[index] for index in members_in(entry.mask, len(peers))]
                 assert hostile.peer not in averaged or averaged == [hostile.peer]
 
-    holds(simulate(6, scenario))
+    holds(simulate(6, scenario, signed=RUNS[trains]()))
 
 
 @pytest.mark.slow

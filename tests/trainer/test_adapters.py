@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -190,9 +191,24 @@ def test_files_of_another_model_or_with_a_value_that_is_no_number_are_refused(tm
     other = ModelConfig.from_mapping(small.MODEL | {"ffn": 32})
     with pytest.raises(FolderError, match="another model"):
         loaded(random_parameters(other), other)
-    values[5] = np.nan
-    with pytest.raises(FolderError, match="NaN"):
-        loaded(values, config)
+    for value, said in ((np.nan, "NaN"), (3.4e38, r"model.embed_tokens.weight contains values that are too large for bf16")):
+        values[5] = value
+        with pytest.raises(FolderError, match=said):
+            loaded(values, config)
+
+
+def test_a_damaged_file_of_the_frozen_model_is_called_by_its_name_and_its_path(tmp_path: Path) -> None:
+    config = ModelConfig.from_mapping(small.MODEL)
+    write_folder(tmp_path, config, in_blocks(random_parameters(config)), ExportFormat.BF16, context=64, eos=None)
+    files = {f"base/{path.name}": str(path) for path in tmp_path.iterdir()}
+    run = replace(small.config(), adapter=AdapterConfig(rank=4), files=files)
+    described = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(described | {"num_attention_heads": 3}))
+    with pytest.raises(FolderError, match=rf"config\.json of the run's frozen model \({tmp_path}/config\.json\)"):
+        load_base(run, small.CPU, torch.float32)
+    (tmp_path / "config.json").write_text(json.dumps(described | {"intermediate_size": 40}))
+    with pytest.raises(FolderError, match=r"the run's frozen model: .* has the shape .*; ask the organiser"):
+        load_base(run, small.CPU, torch.float32)
 
 
 def test_preferences_are_compared_with_the_frozen_model_and_need_no_other_weights(tmp_path: Path) -> None:

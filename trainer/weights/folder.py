@@ -16,6 +16,8 @@ from trainer.git_lfs import POINTER_FLAW, is_pointer
 from trainer.models.llama.huggingface import Ends, UnknownModel, config_json, ends_in, facts_of, generation_json
 from trainer.weights.safetensors_file import (
     F32,
+    MAX_HEADER_BYTES,
+    WIDTHS,
     ExportFormat,
     FolderError,
     StoredTensor,
@@ -97,6 +99,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 MAX_JSON_BYTES = 2 << 20
 """Largest JSON file that is read. The index of the largest models that we train has a few hundred kilobytes; parsing needs
 up to 30 bytes of memory for each byte."""
+FROZEN = "the run's frozen model"
+BEYOND_BF16 = 2.0**128 - 2.0**119
+"""Least magnitude of a number that bf16 rounds to infinity."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BUFFERS = ("rotary_emb.inv_freq",)
 """Suffixes of tensors that old files hold besides parameters; config.json determines their values."""
@@ -114,15 +119,11 @@ class WeightsFolder:
     def __init__(self, folder: Path, files: Mapping[str, Path] | None = None) -> None:
         """Read what the folder describes. files: paths of its files by name, if they lie elsewhere."""
         self.folder, self._files = folder, files
+        self._called = str(folder) if files is None else FROZEN
+        self._again = "copy the folder again" if files is None else "ask the organiser"
         described = json_in(self._at("config.json"), "give a folder in which transformers has saved a model")
-        try:
-            self.facts: dict[str, Any] = facts_of(described)
-            self.config = ModelConfig.from_mapping(self.facts)
-        except UnknownModel as error:
-            raise FolderError(f"{folder / 'config.json'}: {error}") from error
-        except ValueError as error:
-            flaw = str(error).removeprefix(f"{ModelConfig.__name__}: ")
-            raise FolderError(f"{folder / 'config.json'}: {flaw}; use another model, or copy it again") from error
+        self.facts: dict[str, Any] = _facts(described, self._shown("config.json"))
+        self.config = ModelConfig.from_mapping(self.facts)
         generation = self._at("generation_config.json")
         self.generation = json_in(generation, "copy it again, or remove it") if os.path.lexists(generation) else {}
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
@@ -138,6 +139,10 @@ class WeightsFolder:
         """Return the path of a file of the folder."""
         return self.folder / name if self._files is None else self._files.get(name, Path(os.devnull) / name)
 
+    def _shown(self, name: str) -> str:
+        """Return a file of the folder as messages call it."""
+        return f"{self.folder / name}" if self._files is None else f"{name} of {FROZEN} ({self._at(name)})"
+
     def values(self) -> Iterator[F32]:
         """Yield the flat vector in order, in blocks. Raises `FolderError` between two blocks."""
         for place in parameter_layout(self.config):
@@ -149,8 +154,15 @@ class WeightsFolder:
             yield np.concatenate(list(self.blocks(place.name)))
 
     def tensor(self, place: ParameterPlace) -> F32:
-        """Return a tensor as it was published, in its shape and in fp32. Raises `FolderError`."""
-        return np.concatenate([*WeightsFolder.blocks(self, place.name)]).reshape(place.shape)
+        """Return a tensor as it was published, in its shape and in fp32.
+
+        Raises `FolderError`, also for values that are too large for bf16.
+        """
+        values = np.concatenate([*WeightsFolder.blocks(self, place.name)])
+        if max(values.max(), -values.min()) >= BEYOND_BF16:
+            path = self._stored[place.name].path
+            raise FolderError(f"{path}: {place.name} contains values that are too large for bf16; use another model")
+        return values.reshape(place.shape)
 
     def blocks(self, name: str) -> Iterator[F32]:
         """Yield the tensor of this name as `parameter_layout` names it, in flat blocks. Raises `FolderError` between two."""
@@ -161,25 +173,25 @@ class WeightsFolder:
         found = self._found()
         layout = parameter_layout(self.config)
         if self.config.tied and (head := found.pop("lm_head.weight", None)) is not None:
-            check_repeated(self.folder, found.get("model.embed_tokens.weight"), head)
+            check_repeated(self._called, found.get("model.embed_tokens.weight"), head)
         for place in layout:
             if place.name not in found:
                 because = ", as tie_word_embeddings is false" if place.name == "lm_head.weight" else ""
                 raise FolderError(
-                    f"{self.folder} has no tensor {place.name}, which its config.json requires{because}; copy the "
-                    "folder again"
+                    f"{self._called} has no tensor {place.name}, which its config.json requires{because}; {self._again}"
                 )
             if found[place.name].shape != place.shape:
+                remedy = "copy both files from one place" if self._files is None else self._again
                 raise FolderError(
-                    f"{self.folder}: {place.name} has the shape {list(found[place.name].shape)}, but config.json gives "
-                    f"{list(place.shape)}; copy both files from one place"
+                    f"{self._called}: {place.name} has the shape {list(found[place.name].shape)}, but config.json gives "
+                    f"{list(place.shape)}; {remedy}"
                 )
         strange = sorted(
             name for name in set(found).difference(place.name for place in layout) if not name.endswith(BUFFERS)
         )
         if strange:
             raise FolderError(
-                f"{self.folder} has a tensor {strange[0][:80]}, which a run's model does not have; use a model of the "
+                f"{self._called} has a tensor {strange[0][:80]}, which a run's model does not have; use a model of the "
                 "Llama, Qwen2 or Qwen3 family for text generation, without adapters"
             )
         return found
@@ -195,39 +207,90 @@ class WeightsFolder:
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise FolderError(
-                    f"{self.folder} has no file {missing[0][:80]}{more}, although its index names it; copy the folder again"
+                    f"{self._called} has no file {missing[0][:80]}{more}, although its index names it; {self._again}"
                 )
-            files = {name: tensors_in(self._at(name)) for name in sorted(set(names.values()))}
+            files = {name: self._indexed(name, names) for name in sorted(set(names.values()))}
         except OSError as error:
-            raise FolderError(f"{error.filename}: {error.strerror}; copy the folder again") from error
+            raise FolderError(f"{error.filename}: {error.strerror}; {self._again}") from error
         for tensor, name in names.items():
             if tensor not in files[name]:
                 raise FolderError(
-                    f"{self.folder / name} has no tensor {tensor[:80]}, which the index lists; copy the file again"
-                )
-        for name, tensors in files.items():
-            if strange := sorted(tensor for tensor in tensors if names.get(tensor) != name):
-                raise FolderError(
-                    f"{self.folder / name} has a tensor {strange[0][:80]}, which the index does not list; copy "
-                    "the folder again"
+                    f"{self._shown(name)} has no tensor {tensor[:80]}, which the index lists; copy the file again"
                 )
         return {tensor: files[name][tensor] for tensor, name in names.items()}
 
+    def _indexed(self, name: str, names: Mapping[str, str]) -> dict[str, StoredTensor]:
+        """Return the tensors of a file; the index must list all of them, so that no memory holds others of many files."""
+        tensors = tensors_in(self._at(name))
+        if strange := sorted(tensor for tensor in tensors if names.get(tensor) != name):
+            raise FolderError(
+                f"{self._shown(name)} has a tensor {strange[0][:80]}, which the index does not list; {self._again}"
+            )
+        return tensors
+
     def _index(self) -> dict[str, str]:
         """Return the file name of each tensor in the index. Raises `FolderError`, also if the folder has no index."""
-        if not os.path.lexists(self._at(INDEX)):
+        if not os.path.lexists(self._at(INDEX)) and self._files is None:
             for pattern, flaw in _OTHER_WEIGHTS:
                 if found := sorted(self.folder.glob(pattern)):
                     raise FolderError(f"{self.folder} {flaw.format(found[0].name[:80])}")
-        names = json_in(self._at(INDEX), "save the model as safetensors (save_pretrained does)").get("weight_map")
-        if not isinstance(names, dict) or not all(
-            isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name for name in names.values()
-        ):
-            raise FolderError(f"{self.folder / INDEX} does not say which file holds which tensor; copy it again")
-        return names
+        return _files_of_tensors(self._at(INDEX), self._shown(INDEX))
 
 
-def check_repeated(source: Path, embedding: StoredTensor | None, head: StoredTensor) -> None:
+def _facts(described: dict[str, Any], shown: str) -> dict[str, Any]:
+    """Return the model section that a config.json describes.  shown: name of the file.  Raises `FolderError`."""
+    try:
+        facts = facts_of(described)
+        ModelConfig.from_mapping(facts)
+    except UnknownModel as error:
+        raise FolderError(f"{shown}: {error}") from error
+    except ValueError as error:
+        flaw = str(error).removeprefix(f"{ModelConfig.__name__}: ")
+        raise FolderError(f"{shown}: {flaw}; use another model, or copy it again") from error
+    return facts
+
+
+def _files_of_tensors(path: Path, shown: str) -> dict[str, str]:
+    """Return the file name of each tensor in an index.  shown: name of the index.  Raises `FolderError`."""
+    names = json_in(path, "save the model as safetensors (save_pretrained does)").get("weight_map")
+    if not isinstance(names, dict) or not all(
+        isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name for name in names.values()
+    ):
+        raise FolderError(f"{shown} does not say which file holds which tensor; copy it again")
+    return names
+
+
+def check_description(model: ModelConfig, sizes: Mapping[str, int], files: Mapping[str, Path]) -> None:
+    """Check the small files of a run's frozen model before its weights are fetched.
+
+    sizes: bytes of all its files, by name.  files: paths of the small ones, which are here.  Raises `FolderError` if no
+    trainer of a run with this model could read the weights.
+    """
+    if "config.json" not in files:
+        raise FolderError(f"config.json of {FROZEN} is too large; ask the organiser")
+    facts = _facts(json_in(files["config.json"], "ask the organiser"), f"config.json of {FROZEN}")
+    if ModelConfig.from_mapping(facts).model_copy(update={"context": model.context}) != model:
+        raise FolderError(f"config.json of {FROZEN} describes another model than the run; ask the organiser")
+    held = {SINGLE: ""} if SINGLE in sizes else {}
+    if not held:
+        if INDEX not in files:
+            raise FolderError(f"{FROZEN} has neither {SINGLE} nor a small {INDEX}; ask the organiser")
+        names = _files_of_tensors(files[INDEX], f"{INDEX} of {FROZEN}")
+        lacking = [place.name for place in parameter_layout(model) if place.name not in names]
+        if lacking:
+            raise FolderError(f"{INDEX} of {FROZEN} does not list {lacking[0]}; ask the organiser")
+        held = dict.fromkeys(names.values(), "")
+        if missing := sorted(held.keys() - sizes.keys()):
+            raise FolderError(f"{FROZEN} lacks the file {missing[0][:80]}, which its index names; ask the organiser")
+    if needless := sorted(sizes.keys() - held.keys() - {"config.json", INDEX}):
+        raise FolderError(f"{FROZEN} has a file {needless[0][:80]}, which no trainer reads; ask the organiser")
+    size, least = sum(sizes[name] for name in held), min(WIDTHS.values()) * model.parameters
+    most = max(WIDTHS.values()) * (model.parameters + model.vocab * model.dim) + len(held) * MAX_HEADER_BYTES
+    if not least <= size <= most:
+        raise FolderError(f"the weights of {FROZEN} have {size} bytes, not between {least} and {most}; ask the organiser")
+
+
+def check_repeated(source: Path | str, embedding: StoredTensor | None, head: StoredTensor) -> None:
     """Raise `FolderError` unless the output layer that some tools write for a tied model equals the model's embedding."""
     if embedding is None or (embedding.shape, embedding.form) != (head.shape, head.form):
         same = False

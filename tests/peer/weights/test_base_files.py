@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
+from peer.console.display import Style
+from peer.daemon.participation import Participation
+from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.errors import PeerError
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
-from peer.weights.base_files import base_name, find_base, folder_name, is_here
+from peer.resources.room import DiskRoom
+from peer.settings.file import gather
+from peer.weights.base_files import base_name, description_flaw, find_base, folder_name, is_here, missing_bytes
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, StoreShelf, leaves_of
 from protocol.disk import Disk
-from protocol.formats.model import ModelConfig
-from protocol.node.node import withheld
+from protocol.formats.model import ModelConfig, parameter_layout
+from protocol.node.node import Node, withheld
 from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError
 from protocol.run.sections import FILE_CHUNK_BYTES, BaseFileSection, BaseSection
+from protocol.sync.fetchers import file_section, keep_file
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
 from tests.trainer.weights.models import LLAMA3, in_blocks, random_parameters
-from trainer.weights.folder import write_folder
+from trainer.weights.folder import INDEX, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
 RUN = """
@@ -53,6 +64,12 @@ def store_in(data: Path, signed: SignedManifest) -> BlobStore:
     files.folder.mkdir(parents=True, exist_ok=True)
     files.load()
     return files
+
+
+def participation(data: Path, signed: SignedManifest) -> Participation:
+    choice = RunChoice(signed.run, PeerId(signed.manifest.organiser), signed)
+    settings = DaemonSettings(data, Style.SILENT, gather({}, {"PEER_CONFIG": ""}))
+    return Participation(settings, Identity.generate(), choice, DiskRoom(data), lambda event: None)
 
 
 def test_the_organisers_files_are_links_that_are_forgotten_and_not_written_to_when_they_change(tmp_path: Path) -> None:
@@ -109,16 +126,120 @@ def test_a_newcomer_uses_the_files_of_hugging_faces_cache_if_their_bytes_are_the
     )
 
 
+def test_what_could_not_be_a_base_is_not_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit differs, a link leads out of the cache, a sparse file has the size alone, a pipe never ends."""
+    signed = created(tmp_path)
+    assert signed.manifest.base is not None
+    weights = max(signed.manifest.base.files, key=lambda file: file.size)
+    original = (tmp_path / "base" / weights.path).read_bytes()
+    altered = bytearray(original)
+    altered[len(altered) // 2] ^= 1
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def candidate(commit: str) -> Path:
+        folder = tmp_path / "hub" / "models--someone--base" / "snapshots" / commit
+        folder.mkdir(parents=True)
+        return folder / weights.path
+
+    candidate("a").write_bytes(altered)
+    candidate("b").symlink_to(tmp_path / "base" / weights.path)
+    with candidate("c").open("wb") as sparse:
+        sparse.truncate(weights.size)
+    with candidate("d").open("wb") as sparse:
+        sparse.truncate(1 << 42)
+    os.mkfifo(candidate("e"))
+    files = store_in(tmp_path / "newcomer", signed)
+    assert find_base(signed.manifest.base, files) == 0 and not files.has(weights.name)
+    candidate("f").write_bytes(original)
+    assert find_base(signed.manifest.base, files) == 1
+
+
+def test_a_begun_file_has_its_room_already_and_leaves_it_to_a_file_that_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = created(tmp_path)
+    base = signed.manifest.base
+    assert base is not None
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    files, weights = store_in(tmp_path / "newcomer", signed), max(base.files, key=lambda file: file.size)
+    assert missing_bytes(base, files) == base.size_bytes
+    files.begin(weights.name, weights.size).view[:4] = b"some"
+    again = store_in(tmp_path / "newcomer", signed)  # after a kill
+    assert missing_bytes(base, again) == base.size_bytes - weights.size
+    part = participation(tmp_path / "newcomer", signed)
+    assert part.more_bytes() == base.size_bytes - weights.size, "for which a peer waits that found its disk full"
+    folder = tmp_path / "hub" / "models--someone--base" / "snapshots" / "c0ffee"
+    folder.mkdir(parents=True)
+    (folder / weights.path).write_bytes((tmp_path / "base" / weights.path).read_bytes())
+    assert find_base(base, again) == 1 and not again.parts() and not [*again.folder.glob("part-*")]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("", {}, ""),
+        ("config.json", {"num_hidden_layers": 7}, "describes another model than the run"),
+        ("config.json", {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "config.json of the run's frozen"),
+        (INDEX, {"weight_map": {}}, "does not list model.embed_tokens.weight"),
+        (INDEX, {"weight_map": 5}, "does not say which file holds which tensor"),
+        ("model-1.safetensors", 1 << 30, "bytes, not between"),
+        ("model-1.safetensors", 100, "bytes, not between"),
+        ("model-2.safetensors", 100, "has a file model-2.safetensors, which no trainer reads"),
+        ("config.json", 3 << 20, "config.json of the run's frozen model is too large"),
+        (INDEX, 3 << 20, f"a small {INDEX}"),
+    ],
+)
+def test_a_model_that_no_trainer_could_read_is_known_by_its_small_files(
+    tmp_path: Path, name: str, change: Any, said: str
+) -> None:
+    """The weights are not here."""
+    signed, store = created(tmp_path), BlobStore(Disk(durable=False), tmp_path / "files")
+    model = signed.manifest.model
+    index = {"weight_map": {place.name: "model-1.safetensors" for place in parameter_layout(model)}}
+    small = {"config.json": json.loads((tmp_path / "base" / "config.json").read_bytes()), INDEX: index}
+    sizes: dict[str, Any] = {"model-1.safetensors": 2 * model.parameters + 5_000}
+    if isinstance(change, dict):
+        small |= {each: small[each] | change for each in [name] if name}
+    else:
+        sizes[name] = change
+    listed = {path: {"path": path, "size": size, "root": "0" * 64} for path, size in sizes.items()}
+    for path in small.keys() - sizes.keys():
+        raw = json.dumps(small[path]).encode()
+        keep_file(store, file_section(raw), raw)
+        listed[path] = {"path": path, **file_section(raw).model_dump()}
+    base = BaseSection.from_mapping({"files": [*listed.values()]})
+    flaw = description_flaw(signed.manifest.model_copy(update={"base": base}), store)
+    assert said in flaw and bool(flaw) is bool(said)
+
+
+def test_a_peer_leaves_with_the_sentence_once_the_small_files_are_here(tmp_path: Path) -> None:
+    signed = created(tmp_path)
+    part, files = participation(tmp_path / "data", signed), store_in(tmp_path / "data", signed)
+    store: Any = SimpleNamespace(files=files)
+    node: Any = SimpleNamespace(files=SimpleNamespace(until_small_here=trio.lowlevel.checkpoint))
+    trio.run(part._judge_base, signed.manifest, store, node)
+    assert not part.leaving
+    another = signed.manifest.model.model_copy(update={"layers": 9})
+    trio.run(part._judge_base, signed.manifest.model_copy(update={"model": another}), store, node)
+    assert part.leaving and "describes another model than the run; ask the organiser" in str(part._trainer_problem)
+
+
 def test_a_model_that_may_not_be_passed_on_is_named_by_its_hashes_only(tmp_path: Path) -> None:
     signed = created(tmp_path, "share = false")
     assert signed.manifest.base is not None and not signed.manifest.base.share
-    files, file = store_in(tmp_path / "data", signed), signed.manifest.base.files[0]
+    files, names = store_in(tmp_path / "data", signed), {file.name for file in signed.manifest.base.files}
     replica: Any = SimpleNamespace(manifest=signed.manifest)
-    assert withheld(replica) == {each.name for each in signed.manifest.base.files}, "by the whole node"
-    held = StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).find(file.name)
-    assert held is not None and held.here == 0 and held.leaves()
-    assert StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).holdings() != []
-    assert all(each.blob != file.name.hex() for each in StoreShelf(files, "file", FILE_CHUNK_BYTES, {file.name}).holdings())
+    assert withheld(replica) == names, "by the whole node, from which no chunk goes (`tests.protocol.blobs.test_swarm`)"
+    shelf = StoreShelf(files, "file", FILE_CHUNK_BYTES)
+
+    async def offload(function: Callable[[], Any]) -> Any:
+        return function()
+
+    for given in (set[Hash](), names):
+        swarm = SimpleNamespace(transfers=list, gives=given.__contains__)
+        node: Any = SimpleNamespace(_swarm=swarm, _shelves=shelf, _offload=offload)
+        listed = trio.run(Node.weights, node)["blobs"]
+        assert {each["blob"] for each in listed} == {name.hex() for name in given}
 
 
 @pytest.mark.parametrize(

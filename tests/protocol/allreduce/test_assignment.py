@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.codecs.ladder import LADDER
-from kernels.layout import chunk_layouts
+from kernels.layout import Layout, chunk_layouts
 from protocol.allreduce.assignment import (
     ALIKE,
     LARGEST,
@@ -20,6 +20,8 @@ from protocol.allreduce.assignment import (
     share_out,
     takeover_order,
 )
+from protocol.formats.adapter import AdapterConfig, adapter_parameters
+from protocol.formats.model import ModelConfig
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, tree_proof, tree_root
 from protocol.wire.identity import PeerId
 from tests.protocol.members import a_member
@@ -136,3 +138,25 @@ def test_a_member_is_committed_to_its_parts_alone() -> None:
     for chunk, span in enumerate(layout):
         assert is_committed(member, 3, chunk, chunk_hash(data[span.encoded]), tree_proof(leaves, chunk))
         assert not is_committed(member, 3, chunk, chunk_hash(b"another"), tree_proof(leaves, chunk))
+
+
+def test_a_contribution_of_another_rank_fits_no_commitment_or_no_chunk() -> None:
+    """Its length is another one; `test_a_part_is_taken_if_the_plan_has_it` refuses chunks of another size."""
+    model = ModelConfig(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8)
+
+    def layout_of(rank: int) -> Layout:
+        return chunk_layouts(LADDER["int4"], adapter_parameters(model, AdapterConfig(rank=rank)), 1024).contribution
+
+    ours = layout_of(16)
+    for rank, chunks in ((17, 2), (20, 3), (4, 1)):
+        theirs = layout_of(rank)
+        data = memoryview(bytearray(theirs.payload_bytes))
+        leaves = contribution_leaves(ANN.peer_id, data, theirs)
+        member = a_member(ANN.peer_id, root=tree_root(leaves))
+        usable = [
+            chunk
+            for chunk in range(min(len(ours), len(theirs)))
+            if is_committed(member, len(ours), chunk, chunk_hash(data[theirs[chunk].encoded]), tree_proof(leaves, chunk))
+            and theirs[chunk].size == ours[chunk].size
+        ]
+        assert len(theirs) == chunks and usable == ([0] if chunks == len(ours) else []), "a whole chunk is as good as any"

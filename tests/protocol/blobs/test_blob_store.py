@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ import pytest
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk, StoreFailed, StoreFull
-from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 CHUNK = 4096
 DATA = Random(1).randbytes(40_000)
@@ -200,3 +201,20 @@ def test_a_damaged_file_does_not_take_the_place_of_a_part_that_is_being_mapped(t
     part.view[:] = DATA
     files.publish(part, LEAVES)
     assert files.path(ROOT).read_bytes() == DATA
+
+
+def test_a_file_elsewhere_that_is_cut_short_while_it_is_checked_is_no_blob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping of the file would end this process by a signal."""
+    files, source = opened(tmp_path), tmp_path / "model"
+
+    def hash_and_cut(piece: bytes) -> Hash:
+        os.truncate(source, CHUNK)
+        return chunk_hash(piece)
+
+    source.write_bytes(DATA)
+    files.link(ROOT, source, LEAVES)
+    monkeypatch.setattr("protocol.blobs.store.chunk_hash", hash_and_cut)
+    assert not files.is_right(ROOT, len(DATA), CHUNK) and not files.has(ROOT)
+    assert source.stat().st_size == CHUNK, "it stays where it is"

@@ -95,7 +95,7 @@ async def test_a_withheld_blob_goes_to_nobody_neither_while_it_is_fetched_nor_la
     assert decode_body(ChunksReply, answer).chunks == [0, 1, 2, 3]
     await table.until_all([holder], 2 * table.least_s)
     await table.until(lambda: asker.outcome is False, 2 * HOPE_S)
-    assert not asker.here() and not holder.swarm.up_bytes
+    assert not asker.here() and not holder.swarm.up_bytes and not holder.swarm.gives(table.blob.name)
 
 
 async def test_what_nobody_has_is_given_up_soon(table: SwarmTable) -> None:

@@ -13,7 +13,7 @@ from kernels.codecs.format import Squares, write_squares
 from kernels.codecs.ladder import LADDER
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
-from protocol.formats.model import ModelConfig
+from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.training import DataConfig
 from protocol.run.manifest import (
@@ -312,3 +312,47 @@ def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(document
     manifest = DEMO.manifest.model_copy(update={"data": data})
     read = TrainingConfig.from_sections(manifest.trainer_sections()).data
     assert all(getattr(read, name) == getattr(data, name) for name in DataConfig.model_fields)
+
+
+QWEN3_32B = {
+    "vocab": 151936,
+    "dim": 5120,
+    "layers": 64,
+    "heads": 64,
+    "kv_heads": 8,
+    "ffn": 25600,
+    "head_dim": 128,
+    "qk_norm": True,
+    "tied": False,
+}
+WIDE = {"vocab": 256, "dim": 8, "layers": 256, "heads": 1, "kv_heads": 1, "ffn": 1 << 18}
+"""1.6 G parameters with a large sum of widths."""
+GIGABYTES = 1 << 30
+
+
+def frozen(model: dict[str, Any], files: int = 17, **adapter: Any) -> dict[str, Any]:
+    described = [{"path": f"part-{number}.safetensors", "size": 32 * GIGABYTES, "root": "0" * 64} for number in range(files)]
+    described.append({"path": "config.json", "size": 700, "root": "0" * 64})
+    return {"model": model, "adapter": adapter, "base": {"files": described}, "chunk_parameters": 1 << 22}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (frozen(QWEN3_32B), ""),
+        (frozen(QWEN3_32B, files=255), ""),
+        (frozen(QWEN3_32B, files=256), "files"),
+        (frozen({**QWEN3_32B, "dim": 16384, "ffn": 65536}), "200 G are allowed"),
+        (frozen(WIDE, rank=256), "the adapter has .* at most 17.18 G can be trained; make adapter.rank smaller"),
+        ({"model": QWEN3_32B}, "the model has 32.76 G parameters, .* or train an adapter"),
+    ],
+    ids=["32B", "many files", "too many files", "too large", "too many factors", "trained whole"],
+)
+def test_a_frozen_model_is_bounded_apart_from_what_is_trained(fields: dict[str, Any], said: str) -> None:
+    if said:
+        with pytest.raises(ValidationError, match=said):
+            a_manifest(**fields)
+        return
+    manifest = a_manifest(**fields)
+    assert manifest.model.parameters > MAX_PARAMETERS > manifest.parameters and manifest.chunks <= MAX_CHUNKS
+    assert open_manifest(sign(ONE, manifest).raw).manifest == manifest

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
+import pytest
 import trio
 import trio.testing
 
@@ -14,10 +19,10 @@ from protocol.blobs.blob import Blob, ChunkSet, LeavesRequest, chunks_in
 from protocol.blobs.fetcher import LEAVES_S
 from protocol.blobs.reliability import Reliability
 from protocol.blobs.store import BlobStore, leaves_of
-from protocol.disk import Disk
+from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
-from protocol.run.sections import FILE_CHUNK_BYTES
-from protocol.sync.fetchers import PATIENCE_S, RunFiles, file_section
+from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
+from protocol.sync.fetchers import PATIENCE_S, SMALL_BYTES, RunFiles, file_section, keep_file
 from protocol.transport.interface import NetworkError
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
@@ -30,8 +35,11 @@ SECTION = file_section(DATA)
 class Peers:
     """A session whose peers answer for leaves as `answer` says, and a swarm that brings the chunks it is told to."""
 
-    def __init__(self, folder: Path, peers: tuple[PeerId, ...], answer: Callable[[PeerId], Any]) -> None:
+    def __init__(
+        self, folder: Path, peers: tuple[PeerId, ...], answer: Callable[[PeerId], Any], disk: Disk | None = None
+    ) -> None:
         self.peers, self.answer = peers, answer
+        self.fetched: list[int] = []
         self.asked: list[PeerId] = []
         self.events: list[Event] = []
         self.states: list[str] = []
@@ -41,7 +49,7 @@ class Peers:
         manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION}, base=None)
         known = Reliability()
         swarm: Any = SimpleNamespace(fetch=self._fetch, add_sources=lambda name, sources: None, reliability=known)
-        self.files = RunFiles(session, manifest, BlobStore(Disk(), folder / "files"), swarm, self._offload)
+        self.files = RunFiles(session, manifest, BlobStore(disk or Disk(), folder / "files"), swarm, self._offload)
 
     async def _offload(self, function: Callable[..., Any], *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -58,6 +66,7 @@ class Peers:
     ) -> bool:
         for chunk in [chunk for chunk in self.brings if not here >> chunk & 1]:
             into[blob.span(chunk)] = DATA[blob.span(chunk)]
+            self.fetched.append(chunk)
             on_chunk()
         return not {0, 1} - {*chunks_in(here), *self.brings}
 
@@ -106,3 +115,72 @@ def test_silent_peers_keep_a_file_from_us_for_a_bounded_time_only(tmp_path: Path
     peers = Peers(tmp_path, (*crowd, BOB.peer_id), lambda peer: right(peer) if peer == BOB.peer_id else silent(peer))
     assert peers.run(40 * LEAVES_S)
     assert len({*peers.asked[:12]}) > 6, "each time others are asked first"
+
+
+BEGUN = """
+import os, signal, sys
+from pathlib import Path
+from protocol.blobs.store import BlobStore
+from protocol.disk import Disk, StoreFull
+from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
+files = BlobStore(Disk(), Path(sys.argv[1]))
+files.load()
+part = files.begin(bytes.fromhex(sys.argv[2]), int(sys.argv[3]))
+part.view[FILE_CHUNK_BYTES:] = b"the rest"
+part.view[: FILE_CHUNK_BYTES // 2] = b"x" * (FILE_CHUNK_BYTES // 2)  # of a chunk that was being written
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_peer_that_was_killed_fetches_only_the_chunks_that_it_lacks(tmp_path: Path) -> None:
+    words = [str(tmp_path / "files"), SECTION.root, str(SECTION.size)]
+    killed = subprocess.run([sys.executable, "-c", BEGUN, *words])
+    assert killed.returncode == -signal.SIGKILL
+    before = BlobStore(Disk(), tmp_path / "files")
+    before.load()
+    assert before.sizes() == {} and before.parts() == {SECTION.name: SECTION.size}, "nothing half-written is whole"
+    peers = Peers(tmp_path, (BOB.peer_id,), right)
+    assert peers.run(60.0) and peers.fetched == [0]
+    after = BlobStore(Disk(), tmp_path / "files")
+    after.load()
+    assert after.path(SECTION.name).read_bytes() == DATA and not after.parts()
+
+
+class FullDisk(Disk):
+    """A disk on which no large file fits."""
+
+    def reserve(self, file: BinaryIO, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_without_room_the_fetch_ends_with_a_sentence_and_is_done_when_there_is_room(tmp_path: Path) -> None:
+    """The daemon then stays away (`tests.peer.daemon.test_away`)."""
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StoreFull, match="is full: make room there, or choose another --data-dir"), flatten_subgroups=True
+    ):
+        Peers(tmp_path, (BOB.peer_id,), right, FullDisk()).run(60.0)
+    assert [path.suffix for path in (tmp_path / "files").iterdir()] == [".leaves"], "no file that looks like the base"
+    peers = Peers(tmp_path, (BOB.peer_id,), right)
+    assert peers.run(60.0) and peers.fetched == [0, 1]
+
+
+def test_small_files_come_before_large_ones_and_can_be_read_meanwhile(tmp_path: Path) -> None:
+    peers, seen = Peers(tmp_path, (), silent), list[str]()
+    large = FileSection(size=SMALL_BYTES + 1, root="0" * 64)
+    manifest: Any = SimpleNamespace(files={"base/model.safetensors": large, "base/config.json": SECTION}, base=None)
+    store = BlobStore(Disk(), tmp_path / "files")
+    keep_file(store, SECTION, DATA)
+    session: Any = SimpleNamespace(me=ANN.peer_id, network=SimpleNamespace(connected=tuple), emit=peers.events.append)
+    swarm: Any = SimpleNamespace(reliability=Reliability())
+    files = RunFiles(session, manifest, store, swarm, peers._offload)
+
+    async def main() -> None:
+        with trio.move_on_after(10.0):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(files.run)
+                await files.until_small_here()
+                assert not files.are_here
+                await files.until_here(seen.append)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert seen[-1] == "fetching the run's file base/model.safetensors from its peers"
