@@ -279,11 +279,20 @@ def test_processes_that_call_no_service_get_no_key(began: Began) -> None:
 
 def test_processes_that_compute_get_no_key(tmp_path: Path, began: Began) -> None:
     assert trio.run(trainer, tmp_path / "layers") == worker(tmp_path / "parts") == member(tmp_path / "member") == set()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert secrets_of(process.pid) == set(SECRETS), "so the look is a look"
+        process.communicate(b"\n")
+
+
+def own_peer() -> None:
     own = OwnPeer(["--version"])
-    assert secrets_of(own._process.pid) == set(SECRETS), "so the look is a look"
     while own.ending() is None:
         os.sched_yield()
     own.detach()
+
+
+def test_the_persons_own_peer_gets_every_key(began: Began) -> None:
+    assert given(began, own_peer) == set(SECRETS)
 
 
 def test_the_interface_gets_no_key_unless_it_starts_the_persons_own_peer(began: Began) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,14 +117,16 @@ HOSTILE: dict[str, tuple[str, RunOutcome | None]] = {
     "no syntax": ("def f(:", None),
 }
 """Programs that fail, and how they end; None where that depends on the protections and on the load."""
-HUNGRY: dict[str, tuple[str, RunOutcome | None, bytes]] = {
-    "an endless loop": (attacks.LOOP, LATE, b""),
-    "processes": (attacks.FORK_BOMB, None, b""),
-    "threads": (attacks.THREAD_BOMB, None, b""),
-    "memory at once": (attacks.ALLOCATE, None, b"MemoryError"),
-    "memory slowly": (attacks.ALLOCATE_SLOWLY, None, b"MemoryError"),
+PATIENT = replace(QUICK, cpu_s=60, wall_s=120.0)
+"""Limits of a program that must meet another limit than that of time, also on a busy computer."""
+HUNGRY: dict[str, tuple[str, RunOutcome | None, bytes, Limits]] = {
+    "an endless loop": (attacks.LOOP, LATE, b"", QUICK),
+    "processes": (attacks.FORK_BOMB, None, b"", QUICK),
+    "threads": (attacks.THREAD_BOMB, None, b"", QUICK),
+    "memory at once": (attacks.ALLOCATE, None, b"MemoryError", PATIENT),
+    "memory slowly": (attacks.ALLOCATE_SLOWLY, None, b"MemoryError", PATIENT),
 }
-"""The same for programs that use up their time or all the memory, and a part of their errors."""
+"""The same for programs that use up their time or all the memory, with a part of their errors and their limits."""
 
 
 def check(kind: str, program: str, verdict: RunOutcome | None, errors: bytes = b"", limits: Limits = QUICK) -> None:
