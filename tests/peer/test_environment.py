@@ -256,8 +256,11 @@ def member(folder: Path) -> set[str]:
 
 
 def secrets_of(pid: int) -> set[str]:
-    """Names of the secrets of a process that runs."""
-    return {name for name, value in psutil.Process(pid).environ().items() if value == "secret"}
+    """Names of the secrets of a process that was started."""
+    process = psutil.Process(pid)
+    while not (environment := process.environ()) and process.status() != psutil.STATUS_ZOMBIE:
+        os.sched_yield()  # the kernel has not loaded the program yet: a start returns before that
+    return {name for name, value in environment.items() if value == "secret"}
 
 
 def given(began: Began, start: Callable[[], object], processes: int = 1) -> set[str]:
