@@ -6,6 +6,7 @@ Each test has a folder of programs for its PATH, so that it does not matter what
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -188,3 +189,13 @@ def test_the_library_starts_with_the_stand_in_and_what_needs_the_real_package_is
     )
     where, said = done.stdout.splitlines()
     assert where.startswith(str(stand_in)) and "need the real fastecdsa" in said
+
+
+def test_each_option_in_the_makefile_is_one_of_its_program() -> None:
+    lines = re.findall(r"\$\(BIN\)/python -m ((?:tests|benchmarks)[\w.]*)(.*)", (ROOT / "Makefile").read_text())
+    assert len(lines) >= 10
+    for module, arguments in lines:
+        path = ROOT / module.replace(".", "/")
+        program = (path / "__main__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+        for option in re.findall(r"--[\w-]+", arguments):
+            assert f'"{option}"' in program, f"python -m {module} has no {option}"

@@ -1,6 +1,6 @@
 """`python -m tests.attacks`: runs all attacks and prints what came of them.
 
-    python -m tests.attacks [--only NAME] [--json]
+    python -m tests.attacks [--only NAME] [--processes] [--json]
 
 Rounds are counted over 80 virtual seconds after the third round of an attack, beside those of the same peers without it.
 Attacks on one process show how its memory grew at most, and how late its event loop was at most; behind that, how long the
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from tests.attacks.attack import Outcome
 from tests.attacks.cost import Cost
+from tests.attacks.processes import run_processes
 from tests.attacks.suite import BURDENS, SIMULATED, run_named
 
 HEAD = (
@@ -29,13 +30,14 @@ HEAD = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument("--only", metavar="NAME", help="attacks whose name contains this")
+    parser.add_argument("--processes", action="store_true", help="then also real peers, attacked by a neighbour or a member")
     parser.add_argument("--json", action="store_true", help="one object {attacks, held, costs} on the last line")
     arguments = parser.parse_args()
     chosen = [name for name in (*SIMULATED, *BURDENS) if arguments.only is None or arguments.only in name]
     started = time.perf_counter()
     print(HEAD, flush=True)
     outcomes: list[Outcome] = []
-    for outcome in run_all(chosen):
+    for outcome in run_all(chosen, processes=arguments.processes):
         outcomes.append(outcome)
         print(row(outcome), flush=True)
     held, attacks = sum(outcome.held for outcome in outcomes), len(outcomes)
@@ -46,14 +48,19 @@ def main() -> int:
     return 0 if held == attacks else 1
 
 
-def run_all(chosen: Sequence[str]) -> Iterator[Outcome]:
-    """The simulated ones side by side, then those on single processes one after the other, each in a new process."""
+def run_all(chosen: Sequence[str], *, processes: bool) -> Iterator[Outcome]:
+    """Run the simulated ones side by side, then those on single processes one after the other, each in a new process.
+
+    processes: True to run those on three and four real peers after that.
+    """
     spawn = multiprocessing.get_context("spawn")
     simulated, burdens = ([name for name in chosen if name in known] for known in (SIMULATED, BURDENS))
     with spawn.Pool(min(len(simulated) or 1, multiprocessing.cpu_count())) as pool:
         yield from pool.imap(run_named, simulated)
     with spawn.Pool(1, maxtasksperchild=1) as pool:
         yield from pool.imap(run_named, burdens, chunksize=1)
+    if processes:
+        yield from run_processes()
 
 
 def as_json(cost: Cost) -> dict[str, float]:
