@@ -59,7 +59,7 @@ from protocol.agreement.events import (
 from protocol.agreement.proposer import Proposer, ViewChangeLog
 from protocol.agreement.round_state import RoundState
 from protocol.agreement.voter import Voter
-from protocol.allreduce.lateness import Patience
+from protocol.allreduce.lateness import LatenessMemory
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import record_hash, verify_commit
 from protocol.wire.canonical import Malformed
@@ -147,7 +147,7 @@ class Relay:
 class RoundMachine:
     """Machine of one peer in one round: each event goes to the peer's proposer or voter, or ends the round.
 
-    kept: our voter state on disk, at this tip or another one.  abstains: True if that state is lost.  patience: our memory
+    kept: our voter state on disk, at this tip or another one.  abstains: True if that state is lost.  lateness: our memory
     of earlier rounds.  `now` is always trio time.
     """
 
@@ -158,14 +158,14 @@ class RoundMachine:
         base: Base,
         now: float,
         kept: VoterState | None = None,
-        patience: Patience | None = None,
+        lateness: LatenessMemory | None = None,
         *,
         abstains: bool = False,
     ) -> None:
         self.me, self.base = me, base
-        self.state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
-        self._calls, self._voter = ViewChangeLog(self.state), Voter(self.state)
-        self._proposer, self._relay = Proposer(self.state, self._calls), Relay(settings.run)
+        self.state = RoundState(me, settings, base, now, kept, lateness or LatenessMemory(), abstains=abstains)
+        self._view_changes, self._voter = ViewChangeLog(self.state), Voter(self.state)
+        self._proposer, self._relay = Proposer(self.state, self._view_changes), Relay(settings.run)
         self._closing = self.state.kept.lock is not None
         """True once the round is being closed, because we or other honest voters have seen that it may be closed.
 
@@ -253,7 +253,7 @@ class RoundMachine:
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
             case ViewChange() as view_change:
-                objection = self._calls.on_view_change(sender, view_change, arrived.signature, view, now)
+                objection = self._view_changes.on_view_change(sender, view_change, arrived.signature, view, now)
                 if objection is not None:
                     return [Reject(sender, ViewChange.KIND, objection)]
                 is_here = sender != self.me and self.state.is_for_this_round(view_change.round, view_change.base)
@@ -262,7 +262,7 @@ class RoundMachine:
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
-                self._calls.on_lock(sender, lock)
+                self._view_changes.on_lock(sender, lock)
             case Proposal() as proposal:
                 return self._relayed(arrived, self._voter.on_proposal(sender, proposal, view, now))
             case RecordProposal() as record_proposal:
@@ -381,17 +381,17 @@ class RoundMachine:
         if not self._closing:
             asks, closable = state.closing.gather(view, now)
             effects += asks
-            calls = self._calls.are_calling() and (self._was_in or state.closing.has_quorum(view))
-            self._closing = closable or calls
+            wanted = self._view_changes.is_closing_wanted() and (self._was_in or state.closing.has_quorum(view))
+            self._closing = closable or wanted
             if not self._closing:
                 return effects
             state.move(now)
         if not state.closing.can_decide(view) or not self._is_accompanied():
             state.move(now)  # no quorum is within reach, so no proposer is to blame
-        elif self._voter.is_spoilt or not state.has_patience(now, voting=self._voter.is_voting):
+        elif self._voter.is_spoilt or not state.is_in_time(now, voting=self._voter.is_voting):
             self._give_up_attempt(now)
-        call, ballot = self._voter.call(view, now)
-        effects += call
+        view_change, ballot = self._voter.change_view(view, now)
+        effects += view_change
         if ballot is not None and ballot.proposer == self.me:
             effects += self._proposer.lead(ballot, view, now)
         return effects
@@ -402,12 +402,12 @@ class RoundMachine:
         An attempt cannot succeed before that, so a peer that is ahead waits for the others, as PBFT's view change timer
         does.  A lock of the attempt shows that a quorum voted in it.
         """
-        called, kept = self._voter.called, self.state.kept
-        if called is None or called.ballot.attempt != self.state.attempt or called.ballot.members:
+        newest, kept = self._voter.newest, self.state.kept
+        if newest is None or newest.ballot.attempt != self.state.attempt or newest.ballot.members:
             return True
-        if any(lock is not None and lock.proof.attempt == called.ballot.attempt for lock in (kept.lock, kept.reduced)):
+        if any(lock is not None and lock.proof.attempt == newest.ballot.attempt for lock in (kept.lock, kept.reduced)):
             return True
-        return called.answered or self._calls.present_in(called.ballot) >= called.ballot.quorum
+        return newest.answered or self._view_changes.present_in(newest.ballot) >= newest.ballot.quorum
 
     def _repair(self) -> list[RoundEffect]:
         """Recheck our outer state if the electors have another one."""
@@ -419,9 +419,9 @@ class RoundMachine:
         """Go to another attempt.  An attempt that its proposer spoilt for all voters does not lengthen our timeouts."""
         state, stalled = self.state, self._voter.proposer_to_blame()
         if stalled is not None:
-            state.closing.patience.proposers.lost_with(stalled, self.base.round)
+            state.closing.lateness.proposers.lost_with(stalled, self.base.round)
         if self._voter.is_spoilt:
             state.go_to_attempt(state.attempt + 1, now)
             return
         state.losses += 1
-        state.go_to_attempt(max(state.attempt + 1, self._calls.pull()), now)
+        state.go_to_attempt(max(state.attempt + 1, self._view_changes.pull()), now)

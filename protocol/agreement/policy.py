@@ -31,7 +31,7 @@ from protocol.allreduce.assignment import assign_owners
 from protocol.allreduce.lateness import (
     STRANGERS,
     ExclusionBackoff,
-    Patience,
+    LatenessMemory,
     deputised,
     fair_time,
     is_tenured,
@@ -160,7 +160,7 @@ LONGEST_FAIR_S = 600.0
 """Longest fair time (s), if `grace_s` is shorter: a swarm that has stood still for hours does not wait for hours again."""
 FINISH_S = 5.0
 """Seconds that late trainers get after the grace time, to contribute their work so far."""
-CALL_S = 0.5
+VIEW_CHANGE_S = 0.5
 """Seconds without progress after which we send our view change to all voters, which may know more."""
 RESEND_S = 2.0
 """Interval (s) for resending an unanswered statement."""
@@ -186,8 +186,8 @@ class SignedReady:
 class ClosingPolicy:
     """Policy for closing the round on `base`, with the READYs on which it decides.  `now` is trio time."""
 
-    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
-        self.me, self.settings, self.base, self.patience = me, settings, base, patience
+    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, lateness: LatenessMemory, now: float = 0.0) -> None:
+        self.me, self.settings, self.base, self.lateness = me, settings, base, lateness
         self._judging, self._deputised = base, deputised(base, ())
         self.readys: dict[PeerId, SignedReady] = {}
         self.amendment: bytes | None = None
@@ -278,7 +278,7 @@ class ClosingPolicy:
 
     def _share(self, peer: PeerId) -> float:
         """Return the fraction of the time that this trainer gets to become ready."""
-        return share_of(self.patience.trainers, self._judging, peer)
+        return share_of(self.lateness.trainers, self._judging, peer)
 
     def hears_no_elector(self, view: View) -> bool:
         """Return True if no elector is alive: once all of them are gone, the members of the record vote."""
@@ -320,7 +320,7 @@ class ClosingPolicy:
             [peer for peer in sorted(ask) if late_s >= min(self._share(peer) * grace_s, self._fair_s / 2)], now
         )
         if not waiting:
-            judge(self.patience.trainers, self._judging, [*self._late, *at_work, *coming])
+            judge(self.lateness.trainers, self._judging, [*self._late, *at_work, *coming])
         return asks, not waiting
 
     def decisive(self, view: View) -> list[PeerId]:
@@ -391,7 +391,7 @@ class ClosingPolicy:
         if len(places) < self.settings.min_members:
             return None
         bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
-        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
+        return plan_with(self.settings, self.base, self.lateness.members, places, bandwidths, digest, self.amendment)
 
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
         """Return the voters for the case that no elector is left: the members of a plan made now, sorted.
@@ -409,7 +409,7 @@ class ClosingPolicy:
 
     def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
         """Return the places of the ready peers, the most important first, as many as a plan may have."""
-        peers = choose_members(self._judging, self.patience.members, ready, held)
+        peers = choose_members(self._judging, self.lateness.members, ready, held)
         places = {PeerId(each.peer): each for each in within_uses(self.base, {peer: self.member(peer) for peer in peers})}
         apart = reading_apart(self.settings, self.base, [*places])
         return [places[peer] for peer in apart[: min(most, self.settings.max_members)]]

@@ -19,7 +19,7 @@ from protocol.agreement.ballot import (
     plan_of,
 )
 from protocol.agreement.events import Reject, RoundEffect, Send, View
-from protocol.agreement.policy import CALL_S, RESEND_S
+from protocol.agreement.policy import RESEND_S, VIEW_CHANGE_S
 from protocol.agreement.round_state import MAX_LEAD, RoundState
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import index_root, record_hash
@@ -141,7 +141,7 @@ class ViewChangeLog:
         )
         return others + (self._state.me in ballot.voters)
 
-    def are_calling(self) -> bool:
+    def is_closing_wanted(self) -> bool:
         """Return True if some honest voter other than us wants the round closed; members do not count beside electors."""
         electors = self._state.base.electors
         others = sum(peer != self._state.me for peer in self._view_changes if not electors or peer in electors)
@@ -239,10 +239,10 @@ class OwnAttempt:
 
 
 class Proposer:
-    """Leader of our own attempts, which uses the view changes in `calls`."""
+    """Leader of our own attempts, which uses the view changes in `view_changes`."""
 
-    def __init__(self, state: RoundState, calls: ViewChangeLog) -> None:
-        self._state, self._calls = state, calls
+    def __init__(self, state: RoundState, view_changes: ViewChangeLog) -> None:
+        self._state, self._view_changes = state, view_changes
         self._mine: OwnAttempt | None = None
         self._false_reporters: set[PeerId] = set()
         """Members whose report cannot be the result of our plan; each costs us one check in a round."""
@@ -261,14 +261,14 @@ class Proposer:
         """
         if self._mine is not None and self._mine.ballot.attempt == ballot.attempt:
             return self._resend(self._mine, now)
-        view_changes = self._calls.provable(ballot)
+        view_changes = self._view_changes.provable(ballot)
         if len(view_changes) < ballot.quorum:
             return []
         justification = justify(self._state.settings.run, ballot, [*view_changes.values()])
-        lock = self._calls.lock_to_carry(justification)
+        lock = self._view_changes.lock_to_carry(justification)
         plan = self._plan_taken_up(justification) if lock is None else None
         if lock is None and plan is None:
-            view_changes = self._calls.satisfiable(ballot, view_changes)
+            view_changes = self._view_changes.satisfiable(ballot, view_changes)
             plan = self._new_plan(ballot, view_changes, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
@@ -425,7 +425,7 @@ class Proposer:
 
     def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
         """Send unanswered statements again."""
-        if now - mine.sent < RESEND_S or (mine.record_proposal is None and self._state.idle_s(now) < CALL_S):
+        if now - mine.sent < RESEND_S or (mine.record_proposal is None and self._state.idle_s(now) < VIEW_CHANGE_S):
             return []  # the exchange makes progress: who lacks the plan is sent it by others
         mine.sent = now
         if mine.record_proposal is None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from protocol.agreement.ballot import Ballot, blank, is_in
 from protocol.agreement.policy import ClosingPolicy
 from protocol.allreduce.assignment import plan_hash
-from protocol.allreduce.lateness import SPREAD, Patience
+from protocol.allreduce.lateness import SPREAD, LatenessMemory
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import voters_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Member, Plan, Provenance, VoterState
 
-PATIENCE_S = 3.0
+TIMEOUT_S = 3.0
 """Timeout (s) of a proposer for each step; doubled after each attempt given up, at most `MAX_DOUBLINGS` times."""
 MAX_DOUBLINGS = 2
 MAX_LEAD = 16
@@ -43,12 +43,12 @@ class RoundState:
         base: Base,
         now: float,
         kept: VoterState | None,
-        patience: Patience,
+        lateness: LatenessMemory,
         *,
         abstains: bool,
     ) -> None:
         self.me, self.settings, self.base, self.abstains = me, settings, base, abstains
-        self.closing = ClosingPolicy(me, settings, base, patience, now)
+        self.closing = ClosingPolicy(me, settings, base, lateness, now)
         self.disproved: set[tuple[int, bytes]] = set()
         self.suspected: set[bytes] = set()
         self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)
@@ -86,7 +86,7 @@ class RoundState:
         """Return the seconds since the last progress."""
         return now - self._moved_at
 
-    def has_patience(self, now: float, *, voting: bool) -> bool:
+    def is_in_time(self, now: float, *, voting: bool) -> bool:
         """Return True if the timeout of this attempt, counted from the last progress, has not passed.
 
         voting: True if a record has been proposed: the other voters get as long to obtain its result as our exchange took.
@@ -97,7 +97,7 @@ class RoundState:
         if self._exchange_s is not None:
             is_its = self.attempt <= self._taken_in  # the proposer of a later attempt has no exchange to finish
             more_s = self._exchange_s * (1.0 if voting else SPREAD * is_its)
-        return self.idle_s(now) <= more_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
+        return self.idle_s(now) <= more_s + TIMEOUT_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
 
     def take_up(self, plan: Plan, attempt: int, now: float) -> None:
         """Accept this plan of this attempt, and follow it from now on."""

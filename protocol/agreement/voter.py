@@ -22,7 +22,7 @@ from protocol.agreement.ballot import (
     view_change_of,
 )
 from protocol.agreement.events import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send, View
-from protocol.agreement.policy import CALL_S, RESEND_S
+from protocol.agreement.policy import RESEND_S, VIEW_CHANGE_S
 from protocol.agreement.round_state import MAX_LEAD, RoundState
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import RoundSettings
@@ -34,8 +34,8 @@ from protocol.wire.messages import Member, Plan, PrevoteCertificate, Proposal, R
 
 
 @dataclass
-class Call:
-    """Ballot for which we sent a view change last.
+class SentViewChange:
+    """Our newest view change.
 
     sent: the time of sending, in trio time.  to_all: True if we sent the view change to all voters, not only to the
     proposer.  answered: True if the proposer has proposed something.
@@ -55,8 +55,8 @@ class Voter:
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
-        self.called: Call | None = None
-        """Ballot for which we sent a view change last."""
+        self.newest: SentViewChange | None = None
+        """Our newest view change."""
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
@@ -75,7 +75,7 @@ class Voter:
 
     # -- view changes -------------------------------------------------------------------------------------------------
 
-    def call(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
+    def change_view(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
         """Send our view change for the attempt that is due, or for the first later one whose proposer can propose.
 
         Return the effects and the ballot; the ballot is None if we do not vote in it.  The view change goes to the proposer.
@@ -85,14 +85,14 @@ class Voter:
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
             return [], None
-        call, effects = self.called, list[RoundEffect]()
-        if call is not None and call.ballot == ballot:
-            moves = call.answered and (self._is_exchanging() or state.idle_s(now) < CALL_S)
-            if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
+        newest, effects = self.newest, list[RoundEffect]()
+        if newest is not None and newest.ballot == ballot:
+            moves = newest.answered and (self._is_exchanging() or state.idle_s(now) < VIEW_CHANGE_S)
+            if moves or now - newest.sent < (RESEND_S if newest.to_all else VIEW_CHANGE_S):
                 return [], ballot
-            call.sent, call.to_all, to = now, True, ballot.voters
+            newest.sent, newest.to_all, to = now, True, ballot.voters
         else:
-            self.called, to = Call(ballot, now), (ballot.proposer,)
+            self.newest, to = SentViewChange(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding, plan = self._carried_lock(ballot, view), self._carried_plan(ballot, view)
@@ -155,7 +155,7 @@ class Voter:
         different proposers would go from attempt to attempt forever, each to a proposer that other voters skip.
         """
         state, proposer = self._state, ballot.proposer
-        trusted = state.closing.patience.proposers.share(proposer, state.base.round) > 0
+        trusted = state.closing.lateness.proposers.share(proposer, state.base.round) > 0
         remembers = not state.losses and ballot.attempt < len(ballot.voters)
         if proposer != state.me and remembers and not trusted:
             return False
@@ -165,16 +165,16 @@ class Voter:
     @property
     def is_spoilt(self) -> bool:
         """True if the attempt that is due cannot succeed, because no honest peer accepts its proposal."""
-        called = self.called.ballot if self.called is not None else None
-        return called is not None and called == self._spoilt and called.attempt == self._state.attempt
+        ballot = self.newest.ballot if self.newest is not None else None
+        return ballot is not None and ballot == self._spoilt and ballot.attempt == self._state.attempt
 
     def proposer_to_blame(self) -> PeerId | None:
         """Return the proposer of our attempt if it has kept us waiting; None otherwise."""
-        call = self.called
-        if call is None or call.ballot.attempt != self._state.attempt:
+        newest = self.newest
+        if newest is None or newest.ballot.attempt != self._state.attempt:
             return None
-        proposer, plan = call.ballot.proposer, self._state.standing_plan()
-        waits_for_it = not call.answered or self._proposal is not None or plan in self._state.results
+        proposer, plan = newest.ballot.proposer, self._state.standing_plan()
+        waits_for_it = not newest.answered or self._proposal is not None or plan in self._state.results
         return proposer if waits_for_it and proposer != self._state.me else None
 
     # -- proposals ----------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Voter:
         It may take no part in the exchange, or be stuck in it.
         """
         result = self._state.results.get(plan)
-        if result is None or proposer == self._state.me or now - self._reported < CALL_S:
+        if result is None or proposer == self._state.me or now - self._reported < VIEW_CHANGE_S:
             return []
         self._reported = now
         index, provenance, base = list(result[0]), result[1], self._state.base
@@ -238,8 +238,8 @@ class Voter:
         return None
 
     def _answered(self, attempt: int) -> None:
-        if self.called is not None and self.called.ballot.attempt == attempt:
-            self.called.answered = True
+        if self.newest is not None and self.newest.ballot.attempt == attempt:
+            self.newest.answered = True
 
     # -- first votes --------------------------------------------------------------------------------------------------
 

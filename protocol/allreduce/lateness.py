@@ -164,7 +164,9 @@ class SilenceTracker:
         """
         debtors = {*owing, *(peer for peer in suspects if peer in self._owing)}
         self._owing = {peer: self._owing.get(peer, now) for peer in debtors}
-        return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)
+        return sorted(
+            peer for peer, allowed_s in owing.items() if now - max(self._heard[peer], self._owing[peer]) > allowed_s
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -323,7 +325,7 @@ class ExclusionBackoff:
         return HURRIED if known.out_until <= round else 0.0
 
 
-class Patience:
+class LatenessMemory:
     """Memory of lateness that one peer keeps from round to round.
 
     trainers: peers that kept a round from being closed.  proposers: peers that made no progress as proposers.  members:

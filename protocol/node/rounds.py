@@ -36,7 +36,7 @@ from protocol.agreement.events import (
     View,
 )
 from protocol.agreement.machine import RELAYED, RoundMachine
-from protocol.allreduce.lateness import Observed, Patience, fair_time
+from protocol.allreduce.lateness import LatenessMemory, Observed, fair_time
 from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.evidence import ProvenLie, TwoStatements
@@ -97,9 +97,9 @@ class RunningRound:
         peers, self.base, self._state_verified = rounds.peers, base, state_verified
         self.session, self._guard, self._ejections = peers.session, peers.guard, peers.ejections
         self._replica, self._votes, self._contributor = rounds.replica, rounds.votes, rounds.contributor
-        self._patience, self._deliveries = rounds.patience, rounds.deliveries
+        self._lateness, self._deliveries = rounds.lateness, rounds.deliveries
         me, now = self.session.me, trio.current_time()
-        self.machine = RoundMachine(me, self._replica.rounds, base, now, kept, self._patience, abstains=abstains)
+        self.machine = RoundMachine(me, self._replica.rounds, base, now, kept, self._lateness, abstains=abstains)
         self.work, self.inbox = self._contributor.work_on(base), Inbox(self.session)
         ahead_s = self._contributor.ahead_s(self.work)
         self.machine.note_training(ahead_s)
@@ -235,7 +235,7 @@ class RunningRound:
         self._computed_s = self._computed_s or trio.current_time() - self._begun
         members = [PeerId(member.peer) for member in plan.members]
         stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
-        limits = self._patience.limits(self.session.me, members, self.base, stall_s, fair_s)
+        limits = self._lateness.limits(self.session.me, members, self.base, stall_s, fair_s)
         running = await self.exchanges.begin(plan, self.work, limits)
         if running is not None:
             view = self._view()
@@ -257,7 +257,7 @@ class RunningRound:
             members = {PeerId(member.peer) for member in self._outcome.record.members}
             stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
             seen = Observed.of_round(self.exchanges.observed())
-            self._patience.judge_exchange(self.session.me, members, self.base, seen, stall_s, fair_s)
+            self._lateness.judge_exchange(self.session.me, members, self.base, seen, stall_s, fair_s)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)
@@ -315,7 +315,7 @@ class Rounds:
     """The rounds of one node, and the handlers of messages about rounds.
 
     running: the running round; None between rounds, when statements and events are ignored, except READYs for the next one.
-    patience: our memory of lateness in earlier rounds.
+    lateness: our memory of lateness in earlier rounds.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class Rounds:
     ) -> None:
         self.peers, self.replica, self.offload = peers, replica, offload
         self.votes, self.sources, self.contributor = votes, sources, contributor
-        self.patience, self.deliveries = Patience(), Deliveries(peers)
+        self.lateness, self.deliveries = LatenessMemory(), Deliveries(peers)
         self.running: RunningRound | None = None
         self._readys = EarlyReadyBuffer(replica.history, replica.rounds.max_members)
 

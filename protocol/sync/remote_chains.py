@@ -129,8 +129,8 @@ class Claims:
 
         A peer that has repeatedly shown nothing does not count, so its claim cannot keep others from beginning a run.
         """
-        patience = {peer: self._disbelieved.get(peer, (0.0, 0.0))[1] for peer in self._membership.live_peers()}
-        return [peer for peer, wait_s in patience.items() if self.rounds_of(peer) > 0 and wait_s < HOPE_S]
+        waits_s = {peer: self._disbelieved.get(peer, (0.0, 0.0))[1] for peer in self._membership.live_peers()}
+        return [peer for peer, wait_s in waits_s.items() if self.rounds_of(peer) > 0 and wait_s < HOPE_S]
 
     def hopes(self) -> bool:
         """Return True if a newcomer without records should still wait for a live peer, even a disbelieved one."""
@@ -168,18 +168,18 @@ class Claims:
         The peer showed records that we do not adopt at the electors' present positions, or more records than we can look at
         now.
         """
-        _, patience = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
-        self._disbelieved.renew(peer, (trio.current_time() + WAIT_S, patience))
+        _, wait_s = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
+        self._disbelieved.renew(peer, (trio.current_time() + WAIT_S, wait_s))
 
     def disbelieve(self, peer: PeerId, *, is_unanswered: bool = False) -> None:
         """Ignore a peer's claims for a while, for twice as long as the last time.
 
         is_unanswered: the peer showed nothing false; it did not answer, or no peer sent us the state of its branch.
         """
-        _, patience = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
+        _, wait_s = self._disbelieved.get(peer, (0.0, DISBELIEF_S / 2))
         may_be_busy = is_unanswered and (self.is_known(peer) or self._replica.history.length == 0)
-        patience = max(patience, min(patience * 2, MAX_UNANSWERED_S if may_be_busy else MAX_DISBELIEF_S))
-        self._disbelieved.renew(peer, (trio.current_time() + patience, patience))
+        wait_s = max(wait_s, min(wait_s * 2, MAX_UNANSWERED_S if may_be_busy else MAX_DISBELIEF_S))
+        self._disbelieved.renew(peer, (trio.current_time() + wait_s, wait_s))
 
     def unanswered(self, look: LookCost) -> None:
         """Disbelieve a peer that did not answer, unless this look has verified records of its chain.

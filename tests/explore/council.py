@@ -16,7 +16,7 @@ from protocol.agreement.ballot import Ballot
 from protocol.agreement.events import PeerView, View
 from protocol.agreement.round_state import RoundState
 from protocol.allreduce.assignment import assign_owners
-from protocol.allreduce.lateness import Patience
+from protocol.allreduce.lateness import LatenessMemory
 from protocol.chain.base import round_settings
 from protocol.chain.records import index_root, record_hash
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
@@ -160,7 +160,7 @@ class Council:
 
     def state(self, seat: int, kept: VoterState | None) -> RoundState:
         """What a peer knows that has begun the round with `kept` on its disk, heard all READYs and holds both results."""
-        state = RoundState(self.peers[seat], self.settings, self.base, 0.0, kept, Patience(), abstains=False)
+        state = RoundState(self.peers[seat], self.settings, self.base, 0.0, kept, LatenessMemory(), abstains=False)
         state.outer = ZERO_HASH
         state.obtained = {record.result_root for record in self.records}
         for peer, (ready, signature) in self.readys.items():

@@ -101,7 +101,7 @@ class Electors:
             for view in self._views(seat):
                 state = self.council.state(seat, self.kept(number))
                 state.go_to_attempt(attempt, 0.0)
-                said, bound = self._perform(self.kept(number), Voter(state).call(view, 0.0)[0])
+                said, bound = self._perform(self.kept(number), Voter(state).change_view(view, 0.0)[0])
                 view_changes = frozenset(
                     self.council.key_of_view_change(body) for body in said if isinstance(body, ViewChange)
                 )
@@ -213,7 +213,7 @@ class Electors:
         for view in self._views(seat):
             state = self.council.state(seat, None)
             state.go_to_attempt(ballot.attempt, 0.0)
-            called = Voter(state).call(view, 0.0)[1]
+            called = Voter(state).change_view(view, 0.0)[1]
             if called is not None and BallotKey(called.attempt, self.council.seats(called.absent)) == ballot:
                 found.append(view)
         return found

@@ -123,7 +123,7 @@ class Memory:
             return []
         state.go_to_attempt(event.attempt, 0.0)
         view = next(iter(self._electors.views_for(ME, event)), None)
-        return voter.call(view, 0.0)[0] if view is not None else []
+        return voter.change_view(view, 0.0)[0] if view is not None else []
 
     # -- what one that forgets would say ------------------------------------------------------------------------------
 

@@ -200,15 +200,15 @@ class RecordProposals:
         state = council.state(leader, None)
         state.go_to_attempt(key.attempt, 0.0)
         state.results[plan_hash(council.plan)] = (tuple(council.indices[record]), council.provenance)
-        calls = ViewChangeLog(state)
+        log = ViewChangeLog(state)
         for seat, view_change in view_changes:
             for lock in (view_change.lock, view_change.reduced):
                 if lock is not None:
                     proof = proofs.get(lock) or council.forged(VoteKey(Step.FIRST, *lock))
-                    calls.on_lock(council.peers[seat], council.lock(lock.record, proof))
+                    log.on_lock(council.peers[seat], council.lock(lock.record, proof))
             sender, body, envelope = unpack(council.view_change(seat, view_change), RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
             assert isinstance(body, ViewChange)
-            calls.on_view_change(sender, body, envelope.signature, {}, 0.0)
-        effects = Proposer(state, calls).lead(self.ballot(key), council.view(key.absent), 0.0)
+            log.on_view_change(sender, body, envelope.signature, {}, 0.0)
+        effects = Proposer(state, log).lead(self.ballot(key), council.view(key.absent), 0.0)
         bodies = [effect.body for effect in effects if isinstance(effect, Send)]
         return next((body for body in bodies if isinstance(body, RecordProposal)), None)

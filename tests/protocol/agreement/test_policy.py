@@ -14,7 +14,7 @@ from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
 from protocol.agreement.proposer import ViewChangeLog
 from protocol.agreement.round_state import RoundState
-from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Observed, Patience, deputised, share_of
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, LatenessMemory, Observed, deputised, share_of
 from protocol.chain.electorate import quorum_size
 from protocol.chain.finality import RecentWork
 from protocol.chain.progress import TasksInForce
@@ -50,9 +50,9 @@ GRACE_S, EVICTION_S = SETTINGS.grace_s, SETTINGS.eviction_s
 OTHER_STATE = Hash(b"\x04" * 32)
 
 
-def a_closing(ready: Sequence[int] = (), *, patience: Patience | None = None, **changes: Any) -> ClosingPolicy:
+def a_closing(ready: Sequence[int] = (), *, lateness: LatenessMemory | None = None, **changes: Any) -> ClosingPolicy:
     """The policy of the first peer, with the READY of these peers."""
-    closing = ClosingPolicy(ME, SETTINGS, BASE, patience or Patience())
+    closing = ClosingPolicy(ME, SETTINGS, BASE, lateness or LatenessMemory())
     for number in ready:
         assert says_ready(closing, number, **changes)
     return closing
@@ -94,7 +94,7 @@ def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have
     rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
     manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
     tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
-    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), replace(BASE, tasks=tasks), Patience())
+    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), replace(BASE, tasks=tasks), LatenessMemory())
     used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([number])), 8) for number in range(batches)]
     assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None, tokens=8) is taken
     if used:
@@ -127,7 +127,7 @@ def test_a_ready_claims_no_more_tokens_than_its_batches_have(batches: list[int],
     rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
     settings = replace(SETTINGS, manifest=SETTINGS.manifest.model_copy(update={"rl": rl}))
     tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
-    closing = ClosingPolicy(ME, settings, replace(BASE, tasks=tasks), Patience())
+    closing = ClosingPolicy(ME, settings, replace(BASE, tasks=tasks), LatenessMemory())
     used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([at])), each) for at, each in enumerate(batches)]
     said = {"rollouts": learned_from(sorted(used, key=lambda each: each.root), None)} if used else {"against": 1}
     assert says_ready(closing, 1, tokens=tokens, **said) is taken
@@ -136,7 +136,7 @@ def test_a_ready_claims_no_more_tokens_than_its_batches_have(batches: list[int],
 def test_a_round_of_text_in_a_run_with_rollouts_counts_its_text() -> None:
     rl = RlSection(environment="x", warm_rounds=6, max_tokens=8192, row_tokens=16384)
     manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
-    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), BASE, Patience())
+    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), BASE, LatenessMemory())
     assert rl.tokens_per_round > manifest.tokens_per_round
     assert not says_ready(closing, 1, tokens=manifest.tokens_per_round + 1)
     assert says_ready(closing, 1, tokens=manifest.tokens_per_round)
@@ -253,15 +253,15 @@ def test_a_long_round_waits_for_the_fair_time_though_it_is_longer_than_the_grace
     assert closable == [False, False, True]
 
 
-# -- patience -------------------------------------------------------------------------------------------------------------
+# -- lateness -------------------------------------------------------------------------------------------------------------
 
 
 def rounds_held_up(late: Sequence[PeerId], electors: Sequence[int], rounds: int) -> list[int]:
     """The rounds, of so many, that were not closed at once because of these peers, who are at work and never ready."""
-    patience, held_up = Patience(), []
+    lateness, held_up = LatenessMemory(), []
     for round in range(rounds):
         base = replace(BASE, round=round)
-        closing = ClosingPolicy(ME, SETTINGS, base, patience)
+        closing = ClosingPolicy(ME, SETTINGS, base, lateness)
         for number in electors:
             assert says_ready(closing, number, round=round)
         view = {**a_view(*[AT_WORK] * 4), **dict.fromkeys(late, AT_WORK)}
@@ -281,9 +281,9 @@ def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector
 
 
 def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
-    patience = Patience()
-    patience.trainers.lost_with(PEERS[3], BASE.round - 1)
-    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    lateness = LatenessMemory()
+    lateness.trainers.lost_with(PEERS[3], BASE.round - 1)
+    closing, view = a_closing([0, 1, 2], lateness=lateness), a_view(*[AT_WORK] * 4)
     finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
     gathered = [closing.gather(view, HURRIED * wait_s) for wait_s in (0.0, GRACE_S, GRACE_S + FINISH_S)]
     assert gathered == [([], False), (finish, False), ([], True)]
@@ -298,13 +298,13 @@ def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was
     trained_s: float, after_s: float, share: float
 ) -> None:
     """Three are ready after six seconds: each brings as much as two seconds of the swarm."""
-    patience = Patience()
-    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    lateness = LatenessMemory()
+    closing, view = a_closing([0, 1, 2], lateness=lateness), a_view(*[AT_WORK] * 4)
     closing.note_training(trained_s)
     closing.gather(view, 6.0 - trained_s)
     closing.gather(view, 6.0 - trained_s + after_s)
     assert says_ready(closing, 3) and closing.gather(view, 6.0 - trained_s + after_s)[1]
-    assert patience.trainers.share(PEERS[3], BASE.round + 1) == share
+    assert lateness.trainers.share(PEERS[3], BASE.round + 1) == share
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_where_no_elector_is_heard_most_of_the_recent_work_is_waited_for(
     """The fourth peer is the elector; the first three did the recent work, and stalled so often that nobody waits."""
     work = RecentWork((tuple((peer, 10) for peer in PEERS[:3]),))
     base = replace(BASE, electors=(PEERS[3],), work=work)
-    patience = Patience()
+    lateness = LatenessMemory()
     for peer, round in product(PEERS[:3], (base.round - 2, base.round - 1)):
-        patience.trainers.lost_with(peer, round)
-    closing = ClosingPolicy(ME, replace(SETTINGS, min_members=1), base, patience)
+        lateness.trainers.lost_with(peer, round)
+    closing = ClosingPolicy(ME, replace(SETTINGS, min_members=1), base, lateness)
     view = a_view(*looks)
     for number in ready:
         assert says_ready(closing, number)
@@ -340,7 +340,7 @@ def test_where_no_elector_is_heard_most_of_the_recent_work_is_waited_for(
 
 def test_members_are_outweighed_by_others_that_are_here_and_did_more_of_the_recent_work() -> None:
     work = RecentWork((tuple(zip(PEERS[:3], (10, 10, 25), strict=True)),))
-    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=(PEERS[3],), work=work), Patience())
+    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=(PEERS[3],), work=work), LatenessMemory())
     assert closing.are_outweighed(PEERS[:2], a_view(*[AT_WORK] * 3, GONE))
     assert not closing.are_outweighed(PEERS[:2], a_view(AT_WORK, AT_WORK, GONE, GONE))
     assert not closing.are_outweighed([PEERS[0], PEERS[2]], a_view(*[AT_WORK] * 3, GONE))
@@ -352,11 +352,11 @@ def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
 ) -> None:
     """The fourth peer is the elector, the second one has worked, and the third one is a stranger that says READY."""
     base = replace(BASE, electors=(PEERS[3],), work=RecentWork((((PEERS[1], 10),),)))
-    state = RoundState(ME, SETTINGS, base, 0.0, None, Patience(), abstains=False)
+    state = RoundState(ME, SETTINGS, base, 0.0, None, LatenessMemory(), abstains=False)
     assert says_ready(state.closing, number)
     view_change = a_view_change(5, PEERS[3], on=base)
-    calls, view = ViewChangeLog(state), a_view(AT_WORK, AT_WORK, AT_WORK, elector)
-    assert calls.on_view_change(PEERS[number], view_change, signature_of(PEERS[number], view_change), view, 0.0) is None
+    log, view = ViewChangeLog(state), a_view(AT_WORK, AT_WORK, AT_WORK, elector)
+    assert log.on_view_change(PEERS[number], view_change, signature_of(PEERS[number], view_change), view, 0.0) is None
     assert state.attempt == attempt
 
 
@@ -364,9 +364,9 @@ def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
 def test_members_with_recent_work_answer_for_strangers_only_beside_an_elector(members: list[PeerId]) -> None:
     """The fourth peer is the elector, the first two did the recent work, and the third one stalls each exchange."""
     base = replace(BASE, electors=(PEERS[3],), work=RecentWork((tuple((peer, 10) for peer in PEERS[:2]),)))
-    patience, stalled = Patience(), Observed({}, [PEERS[2]])
-    patience.judge_exchange(ME, members, base, stalled, stall_s=20.0, fair_s=1.0)
-    with_friend = share_of(patience.members, deputised(replace(base, round=base.round + 1), members), PEERS[1])
+    lateness, stalled = LatenessMemory(), Observed({}, [PEERS[2]])
+    lateness.judge_exchange(ME, members, base, stalled, stall_s=20.0, fair_s=1.0)
+    with_friend = share_of(lateness.members, deputised(replace(base, round=base.round + 1), members), PEERS[1])
     assert (with_friend == 1.0) == (PEERS[3] not in members)
 
 
@@ -379,9 +379,9 @@ def test_equal_parts_stay_equal_where_the_work_of_strangers_is_bounded() -> None
 
 
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
-    patience = Patience()
-    patience.trainers.lost_with(PEERS[3], BASE.round - 1)
-    closing, view = a_closing(range(4), patience=patience), a_view(*[AT_WORK] * 4)
+    lateness = LatenessMemory()
+    lateness.trainers.lost_with(PEERS[3], BASE.round - 1)
+    closing, view = a_closing(range(4), lateness=lateness), a_view(*[AT_WORK] * 4)
     plan = closing.make_plan(view, STATE, [])
     assert plan is not None and [member.peer for member in plan.members] == PEERS[:4]
 
@@ -431,7 +431,7 @@ def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a
     )
     settings = replace(SETTINGS, manifest=manifest)
     base = replace(BASE, electors=tuple(PEERS[:2]), contributors=tuple(PEERS[:2]), known=frozenset(PEERS[:2]))
-    closing = ClosingPolicy(ME, settings, base, Patience())
+    closing = ClosingPolicy(ME, settings, base, LatenessMemory())
     for number in (0, 1):
         assert says_ready(closing, number)
     key = IDENTITIES[PEERS[1]]
@@ -443,7 +443,7 @@ def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a
     assert plan is not None and flaw_of_plan(settings, base, plan) is None
     assert [member.peer for member in plan.members] == PEERS[:3]
     used = TokenUses().after([(PEERS[2], make_proof(token, RUN, PEERS[2], key))])
-    later = ClosingPolicy(ME, settings, replace(base, uses=used), Patience())
+    later = ClosingPolicy(ME, settings, replace(base, uses=used), LatenessMemory())
     assert not says_ready(later, 3, admission=make_proof(token, RUN, PEERS[3], key)), "no plan could have it"
 
 
@@ -452,7 +452,7 @@ def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a
 )
 def test_the_state_is_looked_at_again(electors: int, ours: int, others: int, against: bool) -> None:
     """From four electors on if a quorum is against us; below four, whoever is."""
-    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=tuple(PEERS[:electors])), Patience())
+    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=tuple(PEERS[:electors])), LatenessMemory())
     for number in range(ours + others):
         assert says_ready(closing, number, state_digest=STATE if number < ours else OTHER_STATE)
     assert (closing.state_against(STATE) == OTHER_STATE) is against
@@ -491,7 +491,7 @@ def test_absent_are_the_fewest_that_leave_a_quorum_within_reach_the_goodbyes_fir
 
 
 def test_a_peer_without_a_vote_takes_all_electors_for_absent_when_all_are_gone() -> None:
-    closing = ClosingPolicy(PEERS[4], SETTINGS, BASE, Patience())
+    closing = ClosingPolicy(PEERS[4], SETTINGS, BASE, LatenessMemory())
     assert closing.absent(a_view(*[LONG_SILENT] * 4)) == tuple(PEERS[:4])
     assert closing.absent(a_view(*[LONG_SILENT] * 3, QUIET)) == ()
 

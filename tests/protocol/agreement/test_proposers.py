@@ -12,7 +12,7 @@ from protocol.agreement.ballot import Ballot
 from protocol.agreement.events import Reject, RoundEffect, Send, StateHashed, Tick
 from protocol.agreement.machine import RoundMachine
 from protocol.agreement.policy import RESEND_S
-from protocol.agreement.round_state import PATIENCE_S
+from protocol.agreement.round_state import TIMEOUT_S
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import index_root, is_full, quorum_of, record_hash, verify_commit
@@ -254,7 +254,7 @@ def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int
         for other in parliament.seats:
             if other != peer:
                 for ago in (2, 1):
-                    seat.machine.state.closing.patience.proposers.lost_with(other, parliament.base.round - ago)
+                    seat.machine.state.closing.lateness.proposers.lost_with(other, parliament.base.round - ago)
     parliament.ready()
     parliament.outlives()
 
@@ -291,11 +291,11 @@ def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
     plan = liar.plan(0)
     greedy = plan.model_copy(update={"owners": bytes(3)})
     liar.says(liar.proposal(0).model_copy(update={"plan": greedy}), *liar.others)
-    liar.parliament.run(PATIENCE_S - 0.5)
+    liar.parliament.run(TIMEOUT_S - 0.5)
     assert len(liar.parliament.records()) == 1
     for peer in liar.others:
         state = liar.parliament.seats[peer].machine.state
-        assert state.closing.patience.proposers.share(liar.peer, state.base.round + 1) < 1 and not state.losses
+        assert state.closing.lateness.proposers.share(liar.peer, state.base.round + 1) < 1 and not state.losses
 
 
 def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -> None:
@@ -303,7 +303,7 @@ def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -
     liar = LyingProposer()
     plan = liar.plan(0).model_copy(update={"state_digest": bytes([1] * 32), "owners": bytes(3)})
     liar.says(liar.proposal(0).model_copy(update={"plan": plan}), *liar.others)
-    liar.parliament.run(PATIENCE_S - 0.5)
+    liar.parliament.run(TIMEOUT_S - 0.5)
     assert not liar.parliament.records()
 
 

@@ -20,8 +20,8 @@ from protocol.allreduce.lateness import (
     AverageDeadline,
     ExchangeLimits,
     ExclusionBackoff,
+    LatenessMemory,
     Observed,
-    Patience,
     SilenceTracker,
     Slack,
     judge,
@@ -180,7 +180,7 @@ NEWCOMER, MEMBER = PeerId("newcomer"), PeerId("member")
 
 
 def stalling(stalls: ExclusionBackoff, rounds: int, good_rounds: int = 0) -> dict[int, float]:
-    """The rounds, of so many, that `LATE` stalls, and the share of our patience that each one costs.
+    """The rounds, of so many, that `LATE` stalls, and the share of the waiting time that each one costs.
 
     It does its part in so many rounds that count, then stalls one.
     """
@@ -257,48 +257,48 @@ def test_slack_is_used_once_in_a_round_of_several_exchanges() -> None:
     assert Observed.of_round(each) == Observed({LATE: 3.0, PEERS[2]: 1.0}, {PEERS[3]})
 
 
-def judged(patience: Patience, late_s: dict[PeerId, float], *stalled: PeerId, round: int = 0) -> set[PeerId]:
+def judged(lateness: LatenessMemory, late_s: dict[PeerId, float], *stalled: PeerId, round: int = 0) -> set[PeerId]:
     """Who has stalled such an exchange of all peers, who all are electors, in the eyes of the second one."""
     base = replace(BASE, round=round, electors=tuple(PEERS))
-    return patience.judge_exchange(PEERS[1], PEERS, base, Observed(late_s, stalled), STALL_S, FAIR_S)
+    return lateness.judge_exchange(PEERS[1], PEERS, base, Observed(late_s, stalled), STALL_S, FAIR_S)
 
 
-def allowed(patience: Patience, round: int) -> list[float]:
+def allowed(lateness: LatenessMemory, round: int) -> list[float]:
     """How late the averages of the first peer may be, and how long our own averages may wait."""
     base = replace(BASE, round=round, electors=tuple(PEERS))
-    late_s = patience.limits(PEERS[1], PEERS, base, STALL_S, FAIR_S).late_s
+    late_s = lateness.limits(PEERS[1], PEERS, base, STALL_S, FAIR_S).late_s
     return [late_s[LATE], late_s[PEERS[1]]]
 
 
 def test_what_was_late_is_taken_off_what_may_be_late() -> None:
-    patience = Patience()
+    lateness = LatenessMemory()
     full = [FAIR_S + SLACK_S, FAIR_S + FOR_PARTS_S]
-    assert allowed(patience, 0) == full
-    assert judged(patience, {LATE: 5.0, PEERS[1]: 4.0, PEERS[2]: FAIR_S}) == set()
-    assert allowed(patience, 0) == [full[0] - 4.0, full[1] - 3.0]
-    assert allowed(patience, WINDOW) == full
+    assert allowed(lateness, 0) == full
+    assert judged(lateness, {LATE: 5.0, PEERS[1]: 4.0, PEERS[2]: FAIR_S}) == set()
+    assert allowed(lateness, 0) == [full[0] - 4.0, full[1] - 3.0]
+    assert allowed(lateness, WINDOW) == full
 
 
 def test_who_is_never_given_up_but_late_each_time_has_stalled_when_it_adds_up() -> None:
-    patience = Patience()
-    stalls = [round for round in range(8) if judged(patience, {LATE: 5.0, PEERS[2]: 1.0}, round=round)]
+    lateness = LatenessMemory()
+    stalls = [round for round in range(8) if judged(lateness, {LATE: 5.0, PEERS[2]: 1.0}, round=round)]
     assert stalls[0] == 2, "4 s too late three times; a second of it is fair"
 
 
 def test_the_lateness_of_ever_new_strangers_adds_up_and_that_of_many_at_a_time_counts_once() -> None:
-    patience, strangers = Patience(), [PeerId(f"stranger {number}") for number in range(100)]
-    assert judged(patience, dict.fromkeys(strangers, 9.0)) == set()
-    assert judged(patience, {PeerId("another"): 9.0}, round=1) == {STRANGERS}
+    lateness, strangers = LatenessMemory(), [PeerId(f"stranger {number}") for number in range(100)]
+    assert judged(lateness, dict.fromkeys(strangers, 9.0)) == set()
+    assert judged(lateness, {PeerId("another"): 9.0}, round=1) == {STRANGERS}
 
 
 def test_our_own_waiting_is_nobodys_stall() -> None:
-    patience = Patience()
-    assert judged(patience, {PEERS[1]: 1e3}) == set()
-    assert allowed(patience, 0) == [FAIR_S + SLACK_S, FAIR_S]
+    lateness = LatenessMemory()
+    assert judged(lateness, {PEERS[1]: 1e3}) == set()
+    assert allowed(lateness, 0) == [FAIR_S + SLACK_S, FAIR_S]
 
 
 def test_only_members_of_the_record_have_stalled_it() -> None:
-    assert judged(Patience(), {}, PEERS[0], PeerId("of another plan")) == {PEERS[0]}
+    assert judged(LatenessMemory(), {}, PEERS[0], PeerId("of another plan")) == {PEERS[0]}
 
 
 # -- whole exchanges ------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class Swarm:
     part_s: Delay = in_time
     average_s: Delay = in_time
     round: int = 0
-    patience: dict[PeerId, Patience] = field(default_factory=lambda: {peer: Patience() for peer in SEVEN})
+    lateness: dict[PeerId, LatenessMemory] = field(default_factory=lambda: {peer: LatenessMemory() for peer in SEVEN})
     limits: dict[PeerId, ExchangeLimits] = field(default_factory=dict)
     machines: dict[PeerId, ExchangeMachine] = field(default_factory=dict)
     stalled: list[dict[PeerId, set[PeerId]]] = field(default_factory=list)
@@ -337,7 +337,7 @@ class Swarm:
         """One round; returns how long it took."""
         base = replace(BASE, round=self.round, electors=tuple(SEVEN))
         self._due, now = [], 0.0
-        self.limits = {peer: self.patience[peer].limits(peer, SEVEN, base, STALL_S, FAIR_S) for peer in SEVEN}
+        self.limits = {peer: self.lateness[peer].limits(peer, SEVEN, base, STALL_S, FAIR_S) for peer in SEVEN}
         self.machines = {
             peer: ExchangeMachine(peer, PLAN, replace(limits, ignored=()), 0.0) for peer, limits in self.limits.items()
         }
@@ -356,7 +356,7 @@ class Swarm:
         self.stalled.append({})
         for peer, machine in self.machines.items():
             seen = machine.observed()
-            self.stalled[-1][peer] = self.patience[peer].judge_exchange(peer, SEVEN, base, seen, STALL_S, FAIR_S)
+            self.stalled[-1][peer] = self.lateness[peer].judge_exchange(peer, SEVEN, base, seen, STALL_S, FAIR_S)
         self.round += 1
         return now
 
