@@ -70,7 +70,7 @@ test-ranks: venv
 STREAMED := adversaries crash_points copies evaluation finish goodbye kill_times leases lines pace rests run_end simulation \
 	sleep streaming
 test-streamed: venv
-	SIMULATED_FRAGMENTS=4 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" \
+	SIMULATED_FRAGMENTS=4 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal \
 		$(STREAMED:%=tests/simulation/test_%.py) tests/attacks/test_attacks.py
 
 lint: venv

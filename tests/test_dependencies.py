@@ -10,6 +10,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.house_rules import PRODUCT
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +68,7 @@ def test_what_is_imported_is_declared() -> None:
     assert {name: places for name, places in imported().items() if name not in declared} == {}
 
 
+@pytest.mark.slow
 def test_what_is_declared_is_imported() -> None:
     assert BASE - set(imported()) == set()
     assert {(extra, name) for extra, names in EXTRAS.items() for name in names - set(imported()) - words()} == set()

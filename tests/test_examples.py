@@ -65,6 +65,7 @@ def data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.corpora.build.cores", lambda: 1)  # other processes take seconds to start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
 @pytest.mark.usefixtures("data_sets")
 def test_an_example_makes_a_run(name: str, place: Path) -> None:

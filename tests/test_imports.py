@@ -109,6 +109,7 @@ def test_a_terminal_interface_starts_from_little() -> None:
     assert loaded_by(needed) == {"tui", "peer", "protocol", "msgpack"}
 
 
+@pytest.mark.slow
 def test_protocol_never_imports_torch() -> None:
     imports = "\n".join(f"import {name}" for name in modules_of("protocol"))
     assert not loaded_after(imports) & {"torch", "triton", "peer", "trainer", "tui"}

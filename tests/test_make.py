@@ -173,6 +173,7 @@ def test_ci_ends_with_the_closing_lines_of_pytest_and_the_code_of_make(computer:
     assert done.stdout.splitlines()[-2:] == closing and (done.returncode == 0) == (code == 0), done
 
 
+@pytest.mark.slow
 def test_the_library_starts_with_the_stand_in_and_what_needs_the_real_package_is_refused() -> None:
     program = (
         "import fastecdsa, libp2p\nfrom libp2p.crypto.ecc import create_new_key_pair\nprint(fastecdsa.__file__)\n"

@@ -27,6 +27,7 @@ def metadata(wheel: ZipFile) -> Message:
     return Parser().parsestr(wheel.read(name).decode())
 
 
+@pytest.mark.slow
 def test_the_wheel_has_our_packages_whole_and_nothing_else(wheel: ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == PACKAGES

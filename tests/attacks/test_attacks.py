@@ -56,6 +56,7 @@ def test_what_costs_too_much_memory_or_time_is_not_borne() -> None:
     assert busy.flaw(timed=False) is None and busy.flaw(timed=True) is not None
 
 
+@pytest.mark.slow
 def test_an_attack_that_breaks_what_it_expects_is_not_held() -> None:
     async def nothing(stage: Stage) -> None:
         stage.expect("what never happens", lambda: False, within_s=1.0)

@@ -128,6 +128,7 @@ def test_the_invitation_of_a_new_run_admits_all_friends_before_its_first_round(t
         assert organiser.status()["founders_vote_until"] is None
 
 
+@pytest.mark.slow
 def test_only_listed_peers_get_into_a_run_with_a_list(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         listed = [swarm.place(name) for name in ("organiser", "guest")]

@@ -53,6 +53,7 @@ class Volunteer:
         return any(f'"{kind.__name__}"' in path.read_text() for path in self.folder.rglob("events.jsonl"))
 
 
+@pytest.mark.slow
 def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
     with Swarm.created(tmp_path) as swarm:
         ann = Volunteer(swarm, role="trainer")

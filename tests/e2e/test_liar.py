@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from protocol.audit.evidence import Law, decode_evidence, judge
 from protocol.chain.store import Store
 from protocol.events import events as ev
@@ -34,6 +36,7 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}
 
 
+@pytest.mark.slow
 def test_a_wrong_average_is_blamed_on_its_owner_and_the_round_is_made_without_it(tmp_path: Path) -> None:
     with Swarm.created(tmp_path) as swarm:
         one, two, liar = swarm.peer("one"), swarm.peer("two"), swarm.peer("liar")

@@ -39,6 +39,7 @@ def learns(swarm: Swarm, trainer: Peer, versions: int) -> list[ev.RolloutsUsed]:
     return found
 
 
+@pytest.mark.slow
 def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(swarm: Swarm) -> None:
     trainer, writer, validator = swarm.peers[:3]
     used_in = learns(swarm, trainer, VERSIONS)

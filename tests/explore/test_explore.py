@@ -72,6 +72,7 @@ def test_everybody_ends_on_one_branch() -> None:
     assert returned.flaws == [] and returned.stands > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", RETURNS, ids=lambda mutation: mutation.name)
 def test_a_broken_rule_of_following_leaves_peers_apart(mutation: Mutation) -> None:
     with mutated(mutation):
@@ -91,6 +92,7 @@ def test_a_broken_rule_of_several_tips_is_found(mutation: Mutation) -> None:
         assert Parts(mutation.config).run().flaw is not None
 
 
+@pytest.mark.slow
 def test_a_voter_that_remembers_says_nothing_more(tmp_path: Path) -> None:
     remembered = Memory(tmp_path, attempts=1).explore()
     assert remembered.flaw is None and remembered.states > 20

@@ -38,6 +38,8 @@ from tests.protocol.answering import ABOUT_BLOBS
 from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
 from tests.protocol.corpora.corpora import Corpus, a_corpus
 
+pytestmark = pytest.mark.slow
+
 SHOTS = 60
 """Against each peer, in each virtual second."""
 CORPUS = a_corpus((60_000, 30_000), block_tokens=4096, shard_blocks=8)

@@ -46,6 +46,7 @@ def test_changed_messages_are_refused_or_said_again(door: Door, seed: int) -> No
         check(door, mutated(random.choice(door.seeds), random))
 
 
+@pytest.mark.slow
 @every_door
 def test_no_input_takes_more_memory_than_declared(door: Door) -> None:
     full = door.max_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings
@@ -113,6 +114,7 @@ async def _fire_for_ever(stranger: Stranger, seat: Seat) -> None:
             await stranger.fire(seat)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_stranger_who_says_everything_changes_nothing(seed: int) -> None:

@@ -10,6 +10,8 @@ from tests.fuzz.rollouts import fuzz
 from tests.tiers import first_fast
 from trainer.rl.verification import FormChecker, Judged, Verifier
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("cases", first_fast([800, 3000]))
 def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_same(cases: int) -> None:

@@ -21,12 +21,14 @@ STATEMENTS_HERE = 400
 PEER = Identity.from_seed(bytes(32)).peer_id
 
 
+@pytest.mark.slow
 def test_no_handler_raises() -> None:
     tally = fuzz(STATEMENTS_HERE)
     assert tally.failures == []
     assert tally.statements.total() >= STATEMENTS_HERE and tally.accepted > 0
 
 
+@pytest.mark.slow
 def test_no_handler_raises_in_a_run_with_rollouts() -> None:
     tally = fuzz(STATEMENTS_HERE, rollouts=True)
     assert tally.failures == []
@@ -44,6 +46,7 @@ def test_every_class_of_message_can_be_made_and_is_within_its_limits() -> None:
     assert set(STATEMENTS.values()) <= set(every_class())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "what"), first_fast([(Handshake, "answer_hello"), (ViewChangeLog, "on_lock")]))
 def test_a_handler_that_can_raise_is_found(monkeypatch: pytest.MonkeyPatch, where: type, what: str) -> None:
     @wraps(getattr(where, what))  # and what it declares to handle

@@ -215,6 +215,7 @@ def test_the_median_counts_members() -> None:
     assert rules.median([0.0, 0.0, 0.0, 1.0, 1.1, 1.2, 1.3, 1.4]) == 1.1, "three of eight that sent nothing"
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     vectors(),

@@ -194,6 +194,7 @@ def test_the_sum_of_squares_is_that_of_the_decoded_values(format: Format, count:
 # -- bytes from a peer -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_format
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())

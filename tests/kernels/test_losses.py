@@ -372,6 +372,7 @@ def test_the_preference_loss_its_margins_and_gradients_are_those_of_the_plain_fo
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_differences_of_the_loss() -> None:
     case, terms = PreferenceCase(3), PreferenceTerms(0.7, 0.1)
 

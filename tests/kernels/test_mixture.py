@@ -27,6 +27,7 @@ def test_shares_are_within_one_row_of_the_weights_after_any_number_of_rows(weigh
         assert rows * weight // total <= count <= -(-rows * weight // total)
 
 
+@pytest.mark.slow
 @given(mixture=mixtures())
 def test_places_are_the_rows_of_each_source_in_order_as_the_counts_say(mixture: RowMixture) -> None:
     seen = [0] * mixture.sources

@@ -63,6 +63,7 @@ def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_f
     assert np.array_equal(momentum, decoded(INT4, data, theta.size))
 
 
+@pytest.mark.slow
 @given(claims, lengths)
 def test_whatever_members_claim_the_step_stays_in_its_range(tokens: list[int], inner_steps: int) -> None:
     rate, momentum = automatic(tokens, inner_steps)
@@ -110,6 +111,7 @@ def test_members_whose_differences_are_equal_are_one_member() -> None:
     assert Squares(0.0, 5.0).agreement == 1, "no result, no step"
 
 
+@pytest.mark.slow
 @given(claims, lengths, st.fractions(0, 1), st.fractions(0, 1))
 def test_the_less_members_agree_the_more_momentum(
     tokens: list[int], inner_steps: int, one: Fraction, other: Fraction

@@ -32,6 +32,7 @@ def by_formula(codec: Codec, parts: list[bytes], weights: list[int], count: int)
     return by_definition(codec.result, total)[HEADER_BYTES:]
 
 
+@pytest.mark.slow
 @every_codec
 @settings(deadline=None, max_examples=50)
 @given(values=vectors(), weights=st.lists(st.integers(1, 2**40), min_size=1, max_size=5))

@@ -135,6 +135,7 @@ def test_what_nobody_can_have_proved_is_malformed(spoil: Any, why: str) -> None:
         compare(hidden, spoil(prove(hidden)))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=4), st.integers(0, 70))
 def test_any_bytes_are_malformed_or_a_mismatch(proofs: list[bytes], tokens: int) -> None:

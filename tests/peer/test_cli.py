@@ -361,6 +361,7 @@ def test_words_that_name_no_run_have_their_remedy(
         assert code == ExitCode.INPUT and remedy in text and word in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", first_fast([">/dev/full", "<&- >&- 2>&-", "2>&-", "2>/dev/full"]))
 def test_missing_and_full_standard_streams_are_survived(tmp_path: Path, closed: str) -> None:
     """Also: no descriptor of ours becomes somebody's standard output, and the exit code is the command's."""

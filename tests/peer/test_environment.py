@@ -114,6 +114,7 @@ def faulty_starts(source: str) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_every_start_of_a_process_chooses_its_environment() -> None:
     paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
     texts = {path: path.read_text() for path in paths}
@@ -298,6 +299,7 @@ def test_the_persons_own_peer_gets_every_key(began: Began) -> None:
     assert given(began, own_peer) == set(SECRETS)
 
 
+@pytest.mark.slow
 def test_the_interface_gets_no_key_unless_it_starts_the_persons_own_peer(began: Began) -> None:
     code = "from peer.commands import *; from peer.environment import *; become_interface(ChildKind.{}, '--replay', 'no')"
     for child, wanted in ((ChildKind.INTERFACE, set()), (ChildKind.SAME_PROGRAM, set(SECRETS))):

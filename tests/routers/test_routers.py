@@ -84,6 +84,7 @@ def of(homes: Homes, kind: Kind) -> Home:
     return next(home for home in homes.homes if home.kind is kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", Kind)
 def test_everybody_gets_out_and_is_seen_at_the_address_outside(homes: Homes, kind: Kind) -> None:
     home = of(homes, kind)
@@ -93,6 +94,7 @@ def test_everybody_gets_out_and_is_seen_at_the_address_outside(homes: Homes, kin
     assert keeps_ports == (kind is not Kind.SYMMETRIC)
 
 
+@pytest.mark.slow
 def test_nobody_gets_in_where_a_router_stands(homes: Homes) -> None:
     """All are tried at once, since each of them keeps a caller waiting until that gives up."""
     callers = {

@@ -92,6 +92,7 @@ async def until_expired(world: World) -> None:
     await trio.sleep(max(0.0, EXPIRES_S + 1 - world.now()))
 
 
+@pytest.mark.slow
 def test_a_member_comes_back_with_the_token_that_has_expired() -> None:
     async def scenario(world: World) -> None:
         stays, also, returns = world.seats
@@ -219,6 +220,7 @@ def test_a_newcomer_learns_who_is_in_from_the_expired_member_that_its_invitation
     holds(simulate(3, scenario, signed=invited_run()))
 
 
+@pytest.mark.slow
 def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -> None:
     async def scenario(world: World) -> None:
         one, two, liar, friend = world.seats

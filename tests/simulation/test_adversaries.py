@@ -31,6 +31,8 @@ from tests.simulation.seat import Seat
 from tests.simulation.world import FRAGMENTS, World, simulated_run
 from tests.tiers import first_fast
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 11 * FRAGMENTS
 START, NEAR = 2.0, 0.25
 WHOLE, ADAPTER = "whole model", "adapter"
@@ -64,7 +66,6 @@ def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str,
     holds(simulate(6, scenario, signed=RUNS[trains]()))
 
 
-@pytest.mark.slow
 def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
     async def scenario(world: World) -> None:
         thief, victim = world.seats[:2]
@@ -77,7 +78,6 @@ def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
     holds(simulate(6, scenario))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["trimmed", "centered_clip"])
 def test_two_of_seven_keep_nobody_from_the_target_under_the_rules_for_more(rule: Rule) -> None:
     """In the world of this seed no two newcomers draw the same lease, so the first record has seven members, too."""
@@ -105,7 +105,6 @@ def test_one_leads_a_mean_astray_and_a_majority_any_rule(rule: Rule, hostile: in
     holds(simulate(6, scenario, signed=run_with(rule)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "trains"), [*((name, WHOLE) for name in REFUSED), ("not a number", ADAPTER)])
 def test_a_contribution_that_is_no_number_is_in_no_average(name: str, trains: str) -> None:
     async def scenario(world: World) -> None:
@@ -128,7 +127,6 @@ def test_a_contribution_that_is_no_number_is_in_no_average(name: str, trains: st
     holds(simulate(6, scenario, signed=RUNS[trains]()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [81, 2**40])
 def test_who_claims_tokens_that_no_round_has_is_left_out(tokens: int) -> None:
     async def scenario(world: World) -> None:

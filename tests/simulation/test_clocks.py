@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.events.events import Notice
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
 
+@pytest.mark.slow
 def test_only_the_peer_whose_clock_is_wrong_is_told_once() -> None:
     told: list[tuple[int, str]] = []
     skews: list[str] = []

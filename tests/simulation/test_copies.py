@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.events.events import Event, Notice, RoundCommitted, RoundVoted
 from protocol.node.round_parts import ABSTENTIONS
 from tests.simulation.runs import begin, holds, simulate
@@ -9,6 +11,7 @@ from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_set_back_votes_again_after_two_rounds() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 4)

@@ -6,6 +6,7 @@ tests/attacks/crowds.py.
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from protocol.membership.liveness import BEAT_S, MAX_STRANGERS, Liveness
@@ -14,6 +15,7 @@ from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
 
+@pytest.mark.slow
 def test_more_keys_than_there_are_places_displace_no_member() -> None:
     async def scenario(world: World) -> None:
         await begin(world)

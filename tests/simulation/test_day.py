@@ -11,12 +11,13 @@ from tests.simulation.processes import PROCESS
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 A_MOMENT = 8
 """So many more may be there by chance: two of each peer's statements, say."""
 BRISK = Pace(gap_s=(60.0, 120.0), sleeps_s=(120.0,), full_s=(200.0,))
 
 
-@pytest.mark.slow
 def test_peers_at_home_come_back_by_themselves_and_hold_no_more_than_the_others() -> None:
     day = live(0.4, seed=7, pace=BRISK)
     assert day.failure is None, day.failure

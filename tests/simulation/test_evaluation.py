@@ -82,6 +82,7 @@ def members_after(world: World, rounds: int) -> list[PeerId]:
     return [PeerId(member.peer) for member in node.commit_at(rounds - 1).record.members]
 
 
+@pytest.mark.slow
 def test_each_state_is_measured_once_by_whom_its_tip_draws_and_known_to_all() -> None:
     async def scenario(world: World, record: Record) -> None:
         await begin(world, 9, within_s=120)
@@ -112,6 +113,7 @@ def test_alone_it_measures_itself() -> None:
     lived(1, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", first_fast(["killed", "paused", "leaves"]))
 def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: str) -> None:
     async def scenario(world: World, record: Record) -> None:
@@ -145,6 +147,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
     lived(4, scenario)
 
 
+@pytest.mark.slow
 def test_claims_of_a_stranger_and_of_a_member_that_was_not_drawn_are_dropped_once_and_change_nothing() -> None:
     async def scenario(world: World, record: Record) -> None:
         lies: list[tuple[Seat, int]] = []
@@ -197,6 +200,7 @@ class Diverged(ArithmeticTrainer):
         return EvaluatedLoss(float("nan"))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_told_to_nobody() -> None:
     async def scenario(world: World, record: Record) -> None:
         for seat in world.seats:
@@ -222,6 +226,7 @@ def test_the_last_state_is_measured_once_before_all_leave() -> None:
     lived(3, scenario)
 
 
+@pytest.mark.slow
 def test_finish_does_not_wait_for_the_last_measurement() -> None:
     async def scenario(world: World, record: Record) -> None:
         seat = world.seats[0]
@@ -240,6 +245,7 @@ def test_finish_does_not_wait_for_the_last_measurement() -> None:
     lived(1, scenario)
 
 
+@pytest.mark.slow
 def test_the_samples_of_the_member_that_measures_are_the_same_at_all_peers() -> None:
     async def scenario(world: World, record: Record) -> None:
         await begin(world, 6, within_s=120)
@@ -255,6 +261,7 @@ def test_the_samples_of_the_member_that_measures_are_the_same_at_all_peers() -> 
     lived(3, scenario, run_with_prompts())
 
 
+@pytest.mark.slow
 def test_where_all_members_measure_one_of_them_writes_the_samples() -> None:
     async def scenario(world: World, record: Record) -> None:
         await begin(world, 5, within_s=120)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.events.events import Event, Notice
 from protocol.node.lifecycle import ALONE_S
 from protocol.wire.presence import Role
@@ -9,6 +11,8 @@ from tests.simulation.rollouts import RolloutJudge, Seats, played
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run
+
+pytestmark = pytest.mark.slow
 
 
 def test_who_finishes_with_others_completes_its_round() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from unittest.mock import patch
 
+import pytest
 import trio
 
 from protocol.chain.records import most_tokens
@@ -63,6 +64,7 @@ class FalseLearners:
         return replace(nothing, tokens=most_tokens(self._manifest, task.round, learned))
 
 
+@pytest.mark.slow
 def test_free_keys_that_are_most_of_the_members_do_not_end_a_run_of_rollouts() -> None:
     signed, honest = open_run(), sum(HONEST.values())
     false = FalseLearners(signed)

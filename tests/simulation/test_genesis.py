@@ -42,6 +42,7 @@ def give(seat: Seat, state: bytes = STATE, signed: SignedManifest = SIGNED, leav
     Checkpoints(Disk(durable=False), folder).write(CheckpointName(0, genesis_tip(signed.run)), leaves, memoryview(state))
 
 
+@pytest.mark.slow
 def test_peers_fetch_the_first_state_train_from_it_and_come_back_to_it() -> None:
     async def scenario(world: World) -> None:
         give(world.seats[0])
@@ -63,6 +64,7 @@ def test_peers_fetch_the_first_state_train_from_it_and_come_back_to_it() -> None
     holds(simulate(3, scenario, signed=SIGNED))
 
 
+@pytest.mark.slow
 def test_the_first_state_leaves_its_owner_once() -> None:
     async def scenario(world: World) -> None:
         owner, *others = world.seats
@@ -111,6 +113,7 @@ def test_the_first_state_reaches_everybody_while_peers_lie_about_it_and_one_is_k
     assert not any(HandlerFailed.__name__ in line for line in run.trace)
 
 
+@pytest.mark.slow
 def test_nobody_begins_before_somebody_has_the_first_state() -> None:
     async def scenario(world: World) -> None:
         owner, *others = world.seats
@@ -128,6 +131,7 @@ def test_nobody_begins_before_somebody_has_the_first_state() -> None:
     holds(simulate(3, scenario, signed=SIGNED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 14])
 def test_a_joiner_needs_the_first_state_only_while_there_is_no_newer_one(rounds: int) -> None:
     async def scenario(world: World) -> None:
@@ -143,6 +147,7 @@ def test_a_joiner_needs_the_first_state_only_while_there_is_no_newer_one(rounds:
     holds(simulate(3, scenario, signed=SIGNED))
 
 
+@pytest.mark.slow
 def test_a_false_first_state_is_neither_used_nor_taken_over() -> None:
     async def scenario(world: World) -> None:
         liar, *others = world.seats

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.events.events import Event, PeerGone, PeerSuspected, RoundCommitted
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
@@ -44,6 +46,7 @@ def test_who_leaves_says_nothing_about_those_whose_connections_it_closes() -> No
     holds(simulate(3, scenario))
 
 
+@pytest.mark.slow
 def test_who_leaves_with_the_only_certificate_leaves_it_with_the_others() -> None:
     """The proposer leaves in the moment in which it commits, and four electors become three: nobody has to decide again."""
 

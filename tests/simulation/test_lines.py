@@ -11,6 +11,7 @@ from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
 
+@pytest.mark.slow
 def test_lines_are_measured_beside_the_rounds_and_a_few_peers_are_asked() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 3)

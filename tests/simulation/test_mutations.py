@@ -37,6 +37,7 @@ def test_the_simulator_finds(name: str) -> None:
     pytest.fail(f"nobody noticed that {MUTATIONS[name].how}: {failures}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(AMBUSHES))
 def test_the_protocol_holds_in_each_ambush(name: str) -> None:
     holds(ambush(name, None))

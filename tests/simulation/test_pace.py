@@ -48,6 +48,7 @@ def test_the_rate_outlives_its_round() -> None:
     holds(simulate(2, scenario))
 
 
+@pytest.mark.slow
 def test_who_comes_late_is_ready_with_the_others_and_in_their_record() -> None:
     """A member is killed in the middle of a round, and comes back at once; nobody has to ask it to finish."""
 

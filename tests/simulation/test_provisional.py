@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.events.status import NodeStatus
 from tests.attacks.stage import founded_run
 from tests.simulation.runs import holds, simulate
@@ -14,6 +16,7 @@ def status(seat: Seat) -> NodeStatus:
     return seat.node.status()
 
 
+@pytest.mark.slow
 def test_the_electors_that_are_away_are_named_until_they_are_back() -> None:
     async def scenario(world: World) -> None:
         here, away = world.seats[2:4], world.seats[:2]

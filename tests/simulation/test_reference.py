@@ -65,6 +65,7 @@ async def until_learning(world: World, seat: Seat) -> None:
     )
 
 
+@pytest.mark.slow
 def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_late_fetches_them() -> None:
     async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         first, second, late = seats[Role.TRAINER]

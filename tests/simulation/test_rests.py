@@ -17,6 +17,7 @@ from tests.simulation.world import World
 from tests.tiers import first_fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serves", first_fast([False, True]))
 def test_a_peer_that_rests_serves_a_newcomer_unless_its_owner_said_no(serves: bool) -> None:
     def served(seat: Seat) -> int:

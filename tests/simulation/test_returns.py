@@ -25,6 +25,7 @@ def test_founder_asleep_ten_minutes_others_lose_no_round() -> None:
     misses_no_bar(Cell(Entry.INVITE, 3, "the founder", Absence.ASLEEP, TEN_MINUTES_S))
 
 
+@pytest.mark.slow
 def test_founder_of_an_open_run_asleep_half_a_minute_others_lose_no_round() -> None:
     misses_no_bar(Cell(Entry.OPEN, 3, "the founder", Absence.ASLEEP, HALF_A_MINUTE_S))
 
@@ -38,10 +39,12 @@ def test_founder_without_its_disk_half_a_minute_others_lose_no_round() -> None:
     misses_no_bar(Cell(Entry.INVITE, 3, "the founder", Absence.LOST_DISK, HALF_A_MINUTE_S))
 
 
+@pytest.mark.slow
 def test_founder_cut_off_half_a_minute_others_lose_no_round() -> None:
     misses_no_bar(Cell(Entry.INVITE, 4, "the founder", Absence.CUT_OFF, HALF_A_MINUTE_S))
 
 
+@pytest.mark.slow
 def test_one_of_two_friends_suspended_half_a_minute_other_loses_no_round() -> None:
     misses_no_bar(Cell(Entry.INVITE, 2, "another", Absence.SUSPENDED, HALF_A_MINUTE_S))
 

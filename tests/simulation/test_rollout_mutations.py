@@ -29,6 +29,8 @@ from tests.simulation.runs import begin, simulate
 from tests.simulation.world import World
 from tests.tiers import first_fast
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 8
 """Every mutation is found within so many seeds."""
 TROUPE = {Role.TRAINER: 4, Role.ROLLOUT: 3, Role.VALIDATOR: 3}
@@ -142,7 +144,6 @@ def _run(seed: int) -> str | None:
     return simulate(sum(TROUPE.values()), scenario, seed, signed=rl_run()).failure
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_sound_build_holds(seed: int) -> None:
     assert _run(seed) is None

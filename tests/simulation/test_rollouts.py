@@ -198,6 +198,7 @@ def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed(
     played(scenario)
 
 
+@pytest.mark.slow
 def test_without_validators_trainers_check_everything_themselves() -> None:
     async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         await begin(world, 4, within_s=240)

@@ -83,16 +83,19 @@ def _note_end(ends: dict[str, set[str]], seat: Seat, event: Event) -> None:
         ends.setdefault(seat.peer, set()).add(event.details["tip"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_fast([2, 1, 3, 4, 5]))
 def test_all_peers_agree_on_the_final_record(seed: int) -> None:
     holds(ended_in(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_fast([1, 2]))
 def test_a_run_that_counts_tokens_ends_at_the_same_record_everywhere(seed: int) -> None:
     holds(ended_in(seed, total_tokens=13 * A_ROUND))
 
 
+@pytest.mark.slow
 def test_records_after_the_final_one_are_noticed() -> None:
     with patch.object(RunProgress, "is_over", False):
         failure = ended_in(2).failure
@@ -152,6 +155,7 @@ def test_a_peer_that_stays_until_the_end_leaves_then() -> None:
     holds(simulate(3, scenario, signed=short_run()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [False, True])
 def test_an_ended_run_goes_on_when_its_organiser_extends_it(kills: bool) -> None:
     async def scenario(world: World) -> None:
@@ -177,6 +181,7 @@ def test_an_ended_run_goes_on_when_its_organiser_extends_it(kills: bool) -> None
     holds(simulate(3, scenario, signed=short_run()))
 
 
+@pytest.mark.slow
 def test_an_extension_before_the_end_is_carried_by_the_next_record() -> None:
     async def scenario(world: World) -> None:
         world.seats[0].identity = ORGANISER

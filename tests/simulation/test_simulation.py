@@ -36,6 +36,7 @@ def test_twenty_peers_make_thirty_rounds_with_joins_leaves_and_crashes() -> None
     assert holds(simulate(20, scenario, seed=9)).commits >= 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_fast([3, 21, 37, 41, 44, 57, 141]))
 def test_rough_weather(seed: int) -> None:
     """Six peers and every trouble there is; seeds that once failed among them."""
@@ -52,6 +53,7 @@ def test_a_seed_replays_exactly() -> None:
     assert rough(90, 3, 3).trace_hash == rough(90, 3, 3).trace_hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", ["auto", OuterSection()])
 def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state(outer: Outer) -> None:
     """Also where the outer step follows from each round's members, whose number changes here."""
@@ -108,6 +110,7 @@ def test_a_lone_founder_that_dies_is_succeeded_by_the_joiner() -> None:
     holds(simulate(2, scenario))
 
 
+@pytest.mark.slow
 def test_everybody_crashes_and_comes_back_on_the_same_tip() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 5)
@@ -137,6 +140,7 @@ def test_a_partition_heals_to_the_majoritys_chain() -> None:
     assert any("RolledBack" in line for line in run.trace), "the minority went on by itself and came back"
 
 
+@pytest.mark.slow
 def test_the_chain_changes_only_where_it_is_read() -> None:
     """Never in another thread, beside whoever reads it."""
 
@@ -182,6 +186,7 @@ def test_two_founders_merge(fragments: int) -> None:
     assert any("RolledBack" in line for line in run.trace)
 
 
+@pytest.mark.slow
 def test_a_frozen_member_costs_one_round_its_wait_and_catches_up() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 3)
@@ -214,6 +219,7 @@ def with_large_chunks(peers: int) -> SignedManifest:
     return changed(simulated_run(peers), model=model, chunk_parameters=32_768)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peers", [2, 3, 4])
 def test_a_member_sends_twice_what_others_own_of_each_contribution(peers: int) -> None:
     """On good lines: its part of each chunk to the owner, and the averages of its own chunks to everybody."""

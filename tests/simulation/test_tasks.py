@@ -345,6 +345,7 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
     assert found and short_id(stranger.peer_id) in found[0], "it was heard first"
 
 
+@pytest.mark.slow
 def test_only_the_organiser_admits() -> None:
     async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         await begin(world, 1, within_s=240)

@@ -28,6 +28,7 @@ def test_one_member_is_the_reference_whatever_is_trained(bench: Bench, rank: int
     assert loss < bench.start_loss("bf16")
 
 
+@pytest.mark.slow
 def test_outer_step_codec_and_fragments_change_the_loss_of_a_run(bench: Bench) -> None:
     case = Case(0, 1e-2, inner_steps=4, rank=4)
     cases = [

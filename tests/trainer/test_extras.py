@@ -24,6 +24,7 @@ def test_an_extra_has_the_packages_that_pyproject_names() -> None:
     assert install_command("none").endswith(shlex.quote(f"{ROOT}[none]")), "a copy that is not installed names itself"
 
 
+@pytest.mark.slow
 def test_code_names_extras_that_there_are_and_guides_no_distribution() -> None:
     named = set[str]()
     for path in (path for package in PRODUCT for path in (ROOT / package).rglob("*.py")):

@@ -32,6 +32,7 @@ def test_the_last_line_has_a_row_for_each_codec_over_fp32(
     assert rows[1]["wire_bytes"] < rows[0]["wire_bytes"] == pytest.approx(54_168)
 
 
+@pytest.mark.slow
 def test_the_real_codecs_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert ladder.main(["--quick", "--codecs", "int8,int2"]) == 0
     assert "| int2 | 2 | 3 |" in capsys.readouterr().out

@@ -24,6 +24,7 @@ def test_a_plain_run_is_that_of_the_table_without_overlap(bench: Bench) -> None:
     assert losses_of(bench, Case(0, 4)) == Losses(loss, loss)
 
 
+@pytest.mark.slow
 def test_another_exchange_of_fragments_and_each_way_to_merge_change_the_loss(bench: Bench) -> None:
     shift = losses_of(bench, Case(0, 4, 2, 1))
     assert shift.ended != shift.flushed

@@ -55,6 +55,7 @@ def computed(worker: Worker, reference: Path | None, theta: Any = None, steps: i
     return worker.compute(task, small.theta() if theta is None else theta, out, lambda *_: False)
 
 
+@pytest.mark.slow
 def test_the_margin_rises_and_so_does_the_share_of_pairs_that_are_told_apart(folder: Path, reference: Path) -> None:
     worker = worker_on(folder)
     first = computed(worker, reference)

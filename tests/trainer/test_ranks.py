@@ -102,6 +102,7 @@ def test_ranks_train_and_contribute_as_one_process(family: str, optimizer: str, 
     assert (apart <= 1.01 * quanta(run, data)).all()
 
 
+@pytest.mark.slow
 def test_ranks_train_an_adapter_as_one_process(tmp_path: Path) -> None:
     """5 rows a step, which two ranks do not divide; each rank has the frozen model and all factors."""
     run = replace(config("qwen2"), adapter=AdapterConfig(rank=3))
@@ -191,6 +192,7 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) ->
     assert (np.abs(decoded(run, shared_data) - decoded(run, data)) <= 1.01 * quanta(run, data)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "ranks", "codec"),
     first_fast(
@@ -298,6 +300,7 @@ def listening() -> int:
     return sum(each.status == psutil.CONN_LISTEN for process in processes for each in process.net_connections())
 
 
+@pytest.mark.slow
 def test_ranks_find_each_other_in_a_file_that_nobody_else_can_open_and_at_no_port() -> None:
     before = listening()
     with team(config(), 2) as several:

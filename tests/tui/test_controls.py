@@ -141,6 +141,7 @@ async def test_every_help_is_whole_without_the_one_before_it() -> None:
             await pilot.press("down")
 
 
+@pytest.mark.slow
 @with_textual
 async def test_a_peer_that_does_not_answer_is_told() -> None:
     view, _ = view_of(refusal="no peer runs here")

@@ -12,6 +12,8 @@ from tui.app import PANELS, ROLLOUTS, SAMPLES, PeerApp
 from tui.feed import PeerFound
 from tui.widgets import Panel
 
+pytestmark = pytest.mark.slow
+
 SECOND_KEYS = ("", "pagedown", "down", "s", "l", "z", "u")
 """Keys after the digit of a panel."""
 TABLES = [(key, title) for key, title, _ in PANELS if title != "Log"]

@@ -105,6 +105,7 @@ async def test_a_resize_arranges_the_panels_anew() -> None:
         assert len(shown(view)) == len(PANELS) - 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "copied"),
     [
@@ -200,6 +201,7 @@ async def test_nothing_is_stopped_or_paused_without_a_yes(key: str, no: str) -> 
         assert view.is_running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["peer status", "happy", "ps aux | grep peer", "help", "mh1abcppp3P", "python pytest.py", "xyz fy py ey"]
 )

@@ -277,6 +277,7 @@ def test_a_panel_keeps_to_its_room_whatever_strangers_say(draw: Draw, width: int
             assert line.plain.isprintable() or not line.plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", EACH_HOSTILE)
 def test_a_hostile_text_is_harmless_in_every_panel(text: str) -> None:
     picture = evil(text, others=2)

@@ -102,6 +102,7 @@ def test_a_peer_that_follows_is_at_the_round_of_its_state() -> None:
     assert told.now is not None and told.now.round == 5, "it commits no rounds itself"
 
 
+@pytest.mark.slow
 def test_back_and_forth_shows_the_same(tmp_path: Path) -> None:
     player, straight = (Player(EventFile([made(tmp_path / "events.jsonl", 4 * LEAST_STEP)])) for _ in range(2))
     places = [random.Random(seed).uniform(player.begins, player.ends) for seed in range(12)]
@@ -143,6 +144,7 @@ def test_marks_are_reached_one_after_the_other_both_ways(tmp_path: Path) -> None
     assert "!" in draw_scrubber(player, 100, False).plain and draw_scrubber(player, 100, False).plain.count("|") == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_log_shows_what_is_whole(log: Path, tmp_path: Path) -> None:
     lines = log.read_bytes().splitlines(keepends=True)
     junk = [

@@ -71,6 +71,7 @@ def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> No
     assert snap_compare(watched(), terminal_size=size, run_before=drawn(""))
 
 
+@pytest.mark.slow
 @IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize(
     "key, title", [(key, title) for key, title, _ in PANELS if key not in (ROLLOUTS, SAMPLES)], ids=lambda text: text.lower()

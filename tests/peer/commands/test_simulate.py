@@ -69,6 +69,7 @@ def test_it_says_when_the_run_ends_in_days_and_years_and_at_whose_speed(
     assert first["end_s"] == pytest.approx(100 * first["round_s"])
 
 
+@pytest.mark.slow
 def test_ten_thousand_peers_have_as_many_members_as_max_members_and_the_remedies_are_said(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from tests.peer.corpora.makers import chat_tokens, content_of, mixed_folder, tex
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=40), st.integers(-5, 5), st.sampled_from([0.0, 30.0]))
 def test_corpus_is_a_permutation_of_the_documents(texts: list[str], seed: int, held_out: float) -> None:
@@ -74,6 +75,7 @@ def expected(inputs: list[BuildInput], options: BuildOptions, tmp_path_factory: 
     return content_of(out)
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_bytes_of_one(
     inputs: list[BuildInput], options: BuildOptions, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_batches_parts_and_ranges_do_not_show_in_the_bytes(
     assert content_of(tmp_path / "out") == expected
 
 
+@pytest.mark.slow
 def test_build_killed_at_any_step_goes_on_and_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process is killed before its second write to the journal, so that each adds one step to those before it."""
     inputs, options = [BuildInput("one", mixed_folder(tmp_path / "in"))], BuildOptions(held_out_percent=20, workers=1)
@@ -217,6 +220,7 @@ def test_existing_folder_is_not_replaced(inputs: list[BuildInput], options: Buil
         build(inputs, options, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_worker_that_was_killed_is_told_in_a_sentence_and_no_worker_outlives_a_build(tmp_path: Path) -> None:
     pool = workers.ProcessPool(BuildOptions(), tmp_path, lambda reply: None, 2)
     (one, killed), (other, left) = pool._processes.items()

@@ -40,6 +40,7 @@ SIZES: dict[str, list[int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("percent", [1, 5, 50])
 @pytest.mark.parametrize("case", SIZES)
 def test_about_the_wanted_share_is_held_out_and_nothing_is_lost_or_learned(case: str, percent: int, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ CUT: dict[str, tuple[str, bytes, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.99])
 @pytest.mark.parametrize("case", CUT)
 def test_file_that_was_cut_stops_the_build_because_nobody_knows_what_is_lost(
@@ -204,6 +205,7 @@ def rows_of(path: Path, kind: CorpusKind) -> list[tuple[Any, Any, int]]:
     return [*readings._contents(file, options, FolderTraits(), lambda read: None)]
 
 
+@pytest.mark.slow
 def test_row_of_a_parquet_that_grows_as_a_record_is_left_out(tmp_path: Path) -> None:
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     text = arrow.DictionaryArray.from_arrays(arrow.array([0] * 3000, arrow.int32()), arrow.array(["x" * 10**6]))
@@ -278,6 +280,7 @@ def test_only_the_first_rows_are_named(tmp_path: Path) -> None:
     assert tally.left_out == {LeftOut.FIELD: 100}
 
 
+@pytest.mark.slow
 def test_many_bad_rows_end_the_build_before_all_are_read(tmp_path: Path) -> None:
     def endless() -> Iterator[Document]:
         while True:

@@ -65,6 +65,7 @@ def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
         read({"sources": sources, "sequence_length": 64}, tmp_path)
 
 
+@pytest.mark.slow
 def test_examples_are_documents_in_the_layout_of_rollouts_and_each_is_in_one_split(tmp_path: Path) -> None:
     environment = open_environment("sort")
     documents = solved_examples(environment, BYTES.open())

@@ -41,6 +41,7 @@ def test_build_without_a_tokenizer_trains_one_and_says_so(tmp_path: Path, capsys
         assert tokenizer.decode(tokenizer.encode(text)) == text and 0 not in tokenizer.encode(text)
 
 
+@pytest.mark.slow
 def test_same_inputs_give_the_same_tokenizer_and_it_serves_other_corpora(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", ROWS)
     for name, words in (("a", []), ("b", []), ("c", ["--tokenizer", str(tmp_path / "a")])):
@@ -134,6 +135,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TEXTS)
 def test_tokenizer_of_any_texts_is_one_that_runs_allow(case: str) -> None:
     content = trained(iter(TEXTS[case]), 2000, SPECIAL)

@@ -132,6 +132,7 @@ def test_the_cast_has_one_cheat_at_most_and_a_liar_has_an_honest_one_beside_it()
     assert [part.name for part in lying if part.cheat is not None] == ["validator-2"]
 
 
+@pytest.mark.slow
 def test_versions_are_rounds_that_learned_and_were_committed() -> None:
     stage = Stage(versions=2)
     stage.says("trainer", committed(0), ev.RolloutsUsed(stage.warm, ["aa"], 64, 0.1, ""))

@@ -128,6 +128,7 @@ for number in range(50_000):
 ENDLESS = "while True: sys.stdout.write('x' * 5000)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flood", [FLOOD, ENDLESS], ids=["lines", "one line"])
 def test_a_flood_ends_the_process_and_little_of_it_is_taken(flood: str) -> None:
     heard: list[str] = []
@@ -306,6 +307,7 @@ def test_a_process_without_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended == [1]
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_its_input_and_loads_little() -> None:
     """So a peer that is killed leaves none behind."""
     environment = child_environment(ChildKind.HELPER)

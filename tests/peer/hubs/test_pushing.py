@@ -140,6 +140,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "trouble"),
     crossed(["commit", "/api/models/me/our.model", "create", "preupload", "batch", "signature", "tag"], TROUBLES),
@@ -252,6 +253,7 @@ def places(run: Run) -> list[bytes]:
     return [path.read_bytes() for path in run.data.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", first_fast(["commit", "half", "batch", "tag"]))
 def test_a_state_whose_push_was_killed_is_pushed_once(run: Run, hub: FakeHub, moment: str) -> None:
     if moment == "half":
@@ -330,6 +332,7 @@ def test_weights_of_another_division_into_files_are_removed(run: Run, hub: FakeH
     assert [name for name in there.files if "safetensors" in name] == ["model.safetensors", "mine/model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_run_is_pushed_to_a_repository_by_one_process(run: Run, hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     hub.instead["batch"] = Answer(hold=True)
     process = run.started()

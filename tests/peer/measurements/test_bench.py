@@ -54,6 +54,7 @@ def test_everything_is_measured_and_told_in_one_object() -> None:
     assert os.listdir(os.environ["PEER_DATA_DIR"]) == ["pace.json"], "for later estimates of times"
 
 
+@pytest.mark.slow
 def test_one_part_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--only", "codec", "--run", "demo"]) == ExitCode.OK
     told = capsys.readouterr()

@@ -243,6 +243,7 @@ def test_the_invitation_names_no_other_peer_and_no_local_address_beside_a_public
 # -- hostile texts --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH_HOSTILE)
 def test_a_hostile_name_is_harmless_text(tmp_path: Path, name: str) -> None:
     facts = gather(*hostile(tmp_path, name), NOW)
@@ -290,6 +291,7 @@ def test_numbers_that_are_not_finite_are_not_told(tmp_path: Path) -> None:
 # -- size -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_path: Path) -> None:
     facts = gather(history(tmp_path), status(), NOW)
     page, fields = document(facts, "run.json"), json.dumps(facts, indent=1)
@@ -299,6 +301,7 @@ def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_pat
     assert len(page.encode()) < 400_000 and len(fields) < 400_000
 
 
+@pytest.mark.slow
 def test_of_very_many_peers_the_first_are_listed_and_all_are_counted(tmp_path: Path) -> None:
     crowd = [replace(swarm_peer(1), peer=PeerId(f"{number:052}"), name="x" * 40) for number in range(5000)]
     facts = told(tmp_path, swarm=crowd)

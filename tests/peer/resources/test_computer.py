@@ -40,6 +40,7 @@ print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("soft", "hard", "then"), [(256, WANTED, WANTED), (256, 1024, 1024), (700, 700, 700)])
 def test_the_limit_is_raised_as_far_as_it_goes(soft: int, hard: int, then: int) -> None:
     assert HARD == resource.RLIM_INFINITY or hard <= HARD, "this computer allows fewer files than the test sets"

@@ -109,6 +109,7 @@ def test_a_paused_peer_leaves_its_cores_to_the_others(tmp_path: Path) -> None:
     with_terminals(scenario)
 
 
+@pytest.mark.slow
 def test_a_killed_peer_is_not_counted(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from peer.resources.core_share import CoreShare\n"

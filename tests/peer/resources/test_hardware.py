@@ -271,6 +271,7 @@ for second in range(1 << 30):
 """
 
 
+@pytest.mark.slow
 def test_energy_survives_a_kill_in_the_middle_of_its_writes(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

@@ -88,6 +88,7 @@ def test_a_set_is_unpacked_into_the_runs_folder_and_taken_away_again(tmp_path: P
         assert not [*folder.iterdir()]
 
 
+@pytest.mark.slow
 def test_prompts_are_looked_at_in_the_tokens_of_the_run(tmp_path: Path) -> None:
     run = (
         f'name = "sums"\n[model]\nvocab = {VOCAB}\ndim = 16\nlayers = 1\n[tokenizer]\nfrom = "tokenizer.json"\n'

@@ -57,6 +57,7 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(event.step for event in events if event.summary.value)
 
 
+@pytest.mark.slow
 def test_event_files_of_killed_writers_are_whole_together(tmp_path: Path) -> None:
     for _ in range(2):
         killed(f"tensorboard:{tmp_path}")
@@ -204,6 +205,7 @@ def test_event_files_have_harmless_names_in_a_folder_of_their_own(tmp_path: Path
     assert all(tag.isprintable() and len(tag) < 80 for tag in tags)
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_harmless_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -303,6 +305,7 @@ def mlflow() -> Iterator[tuple[FakeMlflow, str]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_an_mlflow_server_gets_each_point_once_and_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     with mlflow() as (server, target):

@@ -141,6 +141,7 @@ def test_a_trainer_without_a_folder_of_its_own_gives_up_with_a_sentence(tmp_path
     with_trainer(tmp_path, scenario, starts=False)
 
 
+@pytest.mark.slow
 def test_a_trainer_waits_for_a_block_and_goes_on_when_it_is_here(tmp_path: Path) -> None:
     shape = corpora.Shape()
     corpus = corpora.write_corpus(tmp_path / "corpus", shape, {"web": corpora.texts(1, 2000, 2000)})
@@ -209,6 +210,7 @@ def test_finish_stops_early_and_contributes_what_there_is(tmp_path: Path) -> Non
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_cancelled_compute_is_abandoned_and_the_next_one_runs(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.trainer.initialise(bench.theta.view)
@@ -470,6 +472,7 @@ def test_a_round_beyond_its_limits_is_told_as_such_and_forgets_the_moments(tmp_p
     with_trainer(tmp_path, scenario, moments=tmp_path)
 
 
+@pytest.mark.slow
 def test_end_of_the_peer_ends_the_trainer_in_the_middle_of_a_round() -> None:
     theta, contribution = SharedRegion(4 * small.PARAMETERS), SharedRegion(SIZE)
     ours, theirs = socket.socketpair()

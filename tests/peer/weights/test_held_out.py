@@ -188,6 +188,7 @@ def number_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "corpus"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*SAME, *OTHER])
 def test_model_is_measured_on_a_corpus_of_the_same_tokens_alone(
     case: str, tmp_path: Path, number_corpus: Path, capsys: pytest.CaptureFixture[str]

@@ -113,6 +113,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     assert "make room" in capsys.readouterr().err and not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 def test_a_merge_needs_no_torch() -> None:
     assert "torch" not in loaded_after("import peer.weights.folders")
 

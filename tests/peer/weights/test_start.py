@@ -158,6 +158,7 @@ def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
     assert "config.json: context is 300000000000; it must be at most 16777216; use another" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

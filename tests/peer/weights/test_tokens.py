@@ -59,6 +59,7 @@ BESIDE: dict[str, tuple[Shape, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BESIDE)
 def test_guest_exports_the_folder_of_the_organiser_to_the_byte(case: str, tmp_path: Path) -> None:
     shape, beside, other = BESIDE[case]

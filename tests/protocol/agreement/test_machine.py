@@ -22,6 +22,7 @@ from tests.protocol.agreement.parliament import settings as round_settings
 from tests.protocol.council import BASE, signed
 
 
+@pytest.mark.slow
 def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
     parliament, places = Parliament(0, joiners=48), round_settings().max_members
     parliament.ready()

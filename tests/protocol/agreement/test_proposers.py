@@ -129,6 +129,7 @@ def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
     assert all(is_full(commit.certificate) for commit in parliament.commits())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("electors", range(2, 8))
 def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -> None:
     """A provisional record is about to be made when the others return: at one tip there is one full record at most.

@@ -17,6 +17,7 @@ SEEDS = 300
 BATCH = 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", first_fast(range(0, SEEDS, BATCH)))
 def test_agreement_and_progress(first: int) -> None:
     """The witness looks at every word.  With a quorum alive at the end, everybody alive has the record."""

@@ -409,6 +409,7 @@ def withheld(give_s: float | None) -> Delay:
     return part_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("give_s", "line_s"), first_fast(product([FAIR_S, 1000.0, None, FAIR_S + 0.5, 2.0, 5.0, 9.75], [0.0, 0.5]), 6)
 )

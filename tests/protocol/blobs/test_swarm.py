@@ -137,6 +137,7 @@ def _together(peers: list[Peer]) -> int:
     return here
 
 
+@pytest.mark.slow
 async def test_who_crashes_at_half_goes_on_from_what_it_has(table: SwarmTable) -> None:
     origin, others = await an_origin_and(table, 4)
     begin(origin, others)
@@ -182,6 +183,7 @@ async def test_a_source_that_removed_the_blob_is_not_waited_for(table: SwarmTabl
 # -- liars ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Corrupter])
 async def test_two_liars_among_eight_sources_cost_seconds(table: SwarmTable, kind: type[Claimer]) -> None:
     honest, liars, (joiner,) = table.add(count=6), table.add(kind, 2), table.add()
@@ -199,6 +201,7 @@ async def test_two_liars_among_eight_sources_cost_seconds(table: SwarmTable, kin
         assert set(dropped) <= {liar.id for liar in liars}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast([Claimer, Repeater, Staller, AlwaysBusy, Corrupter, Swallower]))
 async def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(table: SwarmTable, kind: type[Claimer]) -> None:
     (origin,) = table.add()
@@ -213,6 +216,7 @@ async def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(table: S
     assert taken_s < 1.25 * table.least_s + 10.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("crowd", "most_s"), first_fast([(60, 16.0), (200, 16.0)]))
 @set_up(chunks=32)
 async def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_has_it(

@@ -169,6 +169,7 @@ async def _serve(uploads: Uploads, line: Line, peers: list[PeerId], seconds: flo
     return len(line.pushed) / seconds
 
 
+@pytest.mark.slow
 @set_up(push_s=0.2, line_s=0.02)
 async def test_a_long_way_to_one_peer_is_filled(line: Line) -> None:
     """A line that carries 50 chunks a second, and 0.2 s until one is acknowledged."""
@@ -176,6 +177,7 @@ async def test_a_long_way_to_one_peer_is_filled(line: Line) -> None:
     assert await _serve(uploads, line, PEERS[:1], 20) > 40, "with two at a time it would be 10"
 
 
+@pytest.mark.slow
 @set_up(push_s=0.02, line_s=0.02)
 async def test_on_a_short_way_a_push_waits_for_few_others(line: Line) -> None:
     uploads = line.uploads
@@ -183,6 +185,7 @@ async def test_on_a_short_way_a_push_waits_for_few_others(line: Line) -> None:
     assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
 
 
+@pytest.mark.slow
 @set_up(push_s=0.02, line_s=0.02)
 async def test_members_far_away_that_withhold_their_answers_take_few_places(line: Line) -> None:
     """Twelve take what they get and never say so: two peers near by are served all the same."""
@@ -197,6 +200,7 @@ async def test_members_far_away_that_withhold_their_answers_take_few_places(line
     assert await _serve(uploads, line, near, 20) - before / 20 > 40
 
 
+@pytest.mark.slow
 @set_up(push_s=0.02, line_s=0.02, size=1 << 20)
 async def test_who_answers_late_fills_nobody_elses_queue(line: Line) -> None:
     uploads = line.uploads

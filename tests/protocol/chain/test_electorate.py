@@ -237,6 +237,7 @@ def fold(settings: RoundSettings, chain: Sequence[Record], order: Callable[[list
     return electorates
 
 
+@pytest.mark.slow
 @given(histories(), st.randoms(use_true_random=False))
 def test_the_electorate_is_a_function_of_the_chain(history: tuple[RoundSettings, list[Record]], rng: random.Random) -> None:
     settings, chain = history
@@ -305,6 +306,7 @@ def earned(peer: PeerId, chain: Sequence[Record], needed: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("founders", "first", "third", "quorum"),
     [

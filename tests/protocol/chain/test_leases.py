@@ -117,6 +117,7 @@ columns = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(records=st.lists(columns, max_size=8), limit=st.none() | st.integers(0, 90).map(lambda steps: steps * STEP))
 def test_stretches_of_columns_are_consumed_once_and_the_rest_stays_in_the_pool(
     records: Sequence[Mapping[int, Stretches]], limit: int | None

@@ -351,6 +351,7 @@ def tips_on_disk(store: Store) -> list[Hash]:
     return History(SETTINGS, Store(store.root)).tips(0, 9)
 
 
+@pytest.mark.slow
 def test_whenever_a_switch_dies_one_chain_is_whole(tmp_path: Path) -> None:
     counting = DyingDisk()
     history, _, branch, ours = two_chains(tmp_path / "counted", counting)

@@ -113,6 +113,7 @@ async def test_small_data_come_to_every_peer_and_leave_the_founder_about_once(ta
     assert newcomer.arrived < 1.2 * size
 
 
+@pytest.mark.slow
 @block_table(CORPUS)
 async def test_data_beyond_the_caches_get_three_copies_and_get_them_back_after_deaths(table: BlockTable) -> None:
     crowd = Crowd(table)
@@ -130,6 +131,7 @@ async def test_data_beyond_the_caches_get_three_copies_and_get_them_back_after_d
     await crowd.until(lambda copies: min(copies) >= COPIES)
 
 
+@pytest.mark.slow
 @block_table(CORPUS)
 async def test_peers_stand_in_for_keepers_without_room(table: BlockTable) -> None:
     crowd = Crowd(table)
@@ -159,6 +161,7 @@ async def test_a_liar_that_shows_all_blocks_changes_nothing_for_keepers(table: B
     assert lost <= len(WHOLE) // 10
 
 
+@pytest.mark.slow
 @block_table(tokens=(4_000_000,), block_tokens=32_768, shard_blocks=64)
 async def test_blocks_that_others_need_go_before_copies(table: BlockTable) -> None:
     """Six peers copy what only the founder has, over its line; one more needs some blocks of it."""
@@ -180,6 +183,7 @@ async def test_blocks_that_others_need_go_before_copies(table: BlockTable) -> No
     assert took_s < 1.5 * undisturbed_s + 1.0
 
 
+@pytest.mark.slow
 @block_table(CORPUS)
 async def test_read_blocks_leave_the_cache_before_kept_ones(table: BlockTable) -> None:
     crowd = Crowd(table)

@@ -409,6 +409,7 @@ async def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more(table: BlockTa
 WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_fast(WITHHOLDERS))
 @block_table(tokens=(800_000,), block_tokens=4096, shard_blocks=1024)
 async def test_strangers_that_withhold_blocks_delay_no_fetch_once_somebody_has_given_blocks(

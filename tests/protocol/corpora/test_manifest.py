@@ -180,6 +180,7 @@ def tokens_of_row(manifest: CorpusManifest, split: Split, row: int, length: int)
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1500, 9000), min_size=1, max_size=3),

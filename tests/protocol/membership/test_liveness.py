@@ -170,6 +170,7 @@ def crowd(membership: Membership, first: int, count: int, forwarder: PeerId = BO
     return sum(membership.on_heartbeat(key, a_heartbeat(), now, forwarder)[0] for key in keys)
 
 
+@pytest.mark.slow
 def test_free_keys_displace_no_member_and_leave_the_pace_as_it_is() -> None:
     membership = Membership(ME.peer_id, 0.0, TheseMembers(PEER))
     membership.on_connected(PEER, 0.0)
@@ -222,6 +223,7 @@ def test_the_heartbeats_of_all_peers_together_are_at_most_so_many_a_second(stran
         assert members / intervals.of_member + strangers / intervals.of_stranger <= 2 * SLOW_ABOVE / BEAT_S
 
 
+@pytest.mark.slow
 def test_the_room_of_strangers_is_shared_by_the_neighbours_that_bring_them() -> None:
     membership = Membership(ME.peer_id, 0.0, TheseMembers())
     assert crowd(membership, 0, 2000) == MAX_STRANGERS
@@ -229,6 +231,7 @@ def test_the_room_of_strangers_is_shared_by_the_neighbours_that_bring_them() -> 
     assert crowd(membership, 4000, 2000) == crowd(membership, 6000, 2000, PEER) == 0, "both have their share"
 
 
+@pytest.mark.slow
 def test_a_connected_stranger_displaces_one_that_is_not_and_keeps_its_place() -> None:
     membership = Membership(ME.peer_id, 0.0, TheseMembers())
     crowd(membership, 0, 2000)

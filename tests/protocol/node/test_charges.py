@@ -66,6 +66,7 @@ def beside_a_node(folder: Path, check: Callable[[Node], Awaitable[None]]) -> Non
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_debt", [False, True])
 def test_a_member_waits_for_no_turn_of_strangers_with_large_statements(tmp_path: Path, in_debt: bool) -> None:
     """The turn of a stranger, or of a member in debt, may be minutes away; statements are decoded one at a time."""

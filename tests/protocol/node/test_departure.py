@@ -108,6 +108,7 @@ def test_with_others_it_waits_until_the_deadline_beyond_its_own_training(others:
     assert "not complete in time" in stage.reason
 
 
+@pytest.mark.slow
 def test_its_own_work_is_not_cut_short_and_an_impossible_estimate_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -109,6 +109,7 @@ async def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_restoring(table: Table) -> None:
     keeper = kept(table)
     deaths: list[TrainerDied] = [TrainerDied("killed"), TrainerDied("killed again")]

@@ -123,6 +123,7 @@ async def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_
     assert scope.cancelled_caught
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("voters", "hurried", "after_s"),
     [((), False, VOTE_S), ((ANN,), False, VOTE_S), ((BOB,), False, LOST_S), ((ANN,), True, 1.0), ((BOB,), True, 1.0)],

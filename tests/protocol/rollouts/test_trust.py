@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.rollouts.trust import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, TrustScores
 from protocol.wire.identity import Identity, PeerId
 
@@ -53,6 +55,7 @@ def test_who_is_no_elector_any_more_counts_as_none() -> None:
     assert not trust.reproduced(ANN, [BOB, PLAIN[6], DOT], frozenset([DOT, *PLAIN[:3]]))
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last() -> None:
     trust = TrustScores()
     trust.set_aside(ANN, "why")
@@ -62,6 +65,7 @@ def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last()
     assert len(trust._known) == MAX_KNOWN
 
 
+@pytest.mark.slow
 def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
     """Two batches of one number set a key aside, and keys are free."""
     trust = scores(ann=3)
@@ -70,6 +74,7 @@ def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
     assert trust.clean(ANN) == 3 and trust.aside(PeerId(f"liar {2 * MAX_KNOWN - 1}"))
 
 
+@pytest.mark.slow
 def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
     """To agree with a verdict is free for a validator."""
     trust = scores(ann=3)

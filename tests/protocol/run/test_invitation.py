@@ -76,6 +76,7 @@ def test_a_cut_invitation_is_noticed(length: int) -> None:
             read_invitation(cut)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.text(max_size=200))
 def test_random_text_is_malformed(text: str) -> None:

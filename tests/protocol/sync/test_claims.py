@@ -48,6 +48,7 @@ async def test_strangers_stand_apart_in_the_order_in_which_they_came(table: Tabl
     assert table.claims.sources(DAN.peer_id) == [DAN.peer_id, ANN.peer_id]
 
 
+@pytest.mark.slow
 async def test_a_peer_that_shows_nothing_is_not_believed_for_longer_each_time(table: Table) -> None:
     patience = DISBELIEF_S
     for round in range(10, 20):
@@ -152,6 +153,7 @@ def busy(answer: Answer, kinds: tuple[str, ...]) -> Answer:
     return answer_later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("tips", "commits"), ("blob", "want", "leaves", "have")])
 @pytest.mark.parametrize("shared", [0, 2])
 async def test_a_peer_is_followed_within_a_minute_after_it_was_too_busy_to_answer(
@@ -189,6 +191,7 @@ def crowded(answer: Answer) -> Answer:
     return answer_in_turn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0, 2])
 async def test_a_peer_that_strangers_keep_busy_is_asked_again_as_soon_as_it_may_answer(
     table: Table, shared: int, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +209,7 @@ async def test_a_peer_that_strangers_keep_busy_is_asked_again_as_soon_as_it_may_
     assert trio.current_time() < missing * (TURN_S + DISBELIEF_S + ASKED_S)
 
 
+@pytest.mark.slow
 async def test_a_peer_that_has_lied_is_not_looked_at_sooner_because_it_then_says_nothing(table: Table) -> None:
     for _ in range(10):
         table.claims.disbelieve(BOB.peer_id)
@@ -217,6 +221,7 @@ async def test_a_peer_that_has_lied_is_not_looked_at_sooner_because_it_then_says
     assert table.claims.ahead(known=False) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 async def test_silent_claimants_take_turns_with_whoever_was_disbelieved_longest_ago(table: Table, known: bool) -> None:
     grow(table.ours, int(known), [BOB, CYN, DAN, EVE], voters=FOUR)

@@ -60,6 +60,7 @@ async def test_nothing_is_looked_at_while_records_change_their_places(table: Tab
     assert table.ours.history.tip == table.theirs.history.tip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [WrongState, TrainerDied])
 async def test_a_move_that_fails_keeps_nobody_from_looking_again(table: Table, error: type[Exception]) -> None:
     async def fail(branch: Branch, rounds: int, leader: PeerId) -> bool:
@@ -156,6 +157,7 @@ async def test_a_claim_with_which_nothing_is_shown_says_nothing_about_others(tab
     assert table.claims.ahead(known=False) == [] and table.claims.ahead(known=True) == [ANN.peer_id]
 
 
+@pytest.mark.slow
 @in_run(a_run(*FOUR))
 async def test_a_second_full_record_is_an_alarm_once_and_changes_nothing(table: Table) -> None:
     fork(table, 1, {}, {})
@@ -258,6 +260,7 @@ async def test_nobody_looks_for_records_that_change_their_places(table: Table) -
 # -- two beginnings -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signed, rounds, with_results, may_win",
     [(ANYONES, 3, True, True), (ANYONES, 3, False, False), (ANYONES, 100, True, False), (a_run(ANN, EVE), 3, True, False)],

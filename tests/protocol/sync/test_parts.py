@@ -66,6 +66,7 @@ async def test_members_that_join_a_part_later_count_for_it(table: Table) -> None
     assert move is not None and (move.rounds, move.leader) == (5, DAN.peer_id)
 
 
+@pytest.mark.slow
 @in_run(a_run(ME, admission=Admission.OPEN))
 async def test_an_open_runs_founder_that_slept_follows_most_of_the_others_work_and_nothing_less(table: Table) -> None:
     """We founded the run; Ann, Bob and Cyn have worked with us.  Two strangers come first, then one of these, then two."""

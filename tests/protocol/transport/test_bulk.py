@@ -124,6 +124,7 @@ async def test_who_pushes_what_is_wrong_is_refused_and_after_a_while_banned() ->
         assert 5 < len(b.finished) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     [lambda link: link.abort("killed"), lambda link: link._out.next_nonce()],
@@ -194,6 +195,7 @@ async def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port(family
         assert link._sock.getpeername()[0] == loopback
 
 
+@pytest.mark.slow
 def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long packets wait on a short way: more sockets would only wait beside each other."""
     for rtt_s, way_s, sockets in ((0.0001, 0.0001, 1), (0.05, 0.05, FAR_SOCKETS), (0.05, 0.0001, 1)):

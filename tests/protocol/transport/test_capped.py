@@ -17,6 +17,7 @@ DATA = os.urandom(3 << 20)
 SHORTEST_S = len(DATA) / CAP - 2 * BURST_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caps_up", first_fast([True, False]))
 async def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limit(caps_up: bool) -> None:
     a, b = Recorder(), Recorder()
@@ -43,6 +44,7 @@ async def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limi
         assert trio.current_time() - begun >= len(question) / CAP - 2 * BURST_S
 
 
+@pytest.mark.slow
 async def test_a_limit_that_is_set_while_it_runs_holds_and_one_that_is_lifted_does_not() -> None:
     a, b = Recorder(), Recorder()
     async with pair(a, b) as (one, two):

@@ -131,6 +131,7 @@ async def test_so_many_dials_run_at_once_for_all_strangers_and_members_have_thei
         go_on.set()
 
 
+@pytest.mark.slow
 async def test_all_askers_together_get_so_many_in_the_long_run_and_each_has_an_allowance() -> None:
     async with counted() as (one, two, dialled, go_on):
         go_on.set()

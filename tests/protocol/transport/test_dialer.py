@@ -138,6 +138,7 @@ async def test_a_peer_that_soon_closes_is_dialled_ever_more_rarely_and_one_that_
     assert len(await Unwelcoming().dials(LASTING_S, hours=1)) > 3600 / (LASTING_S + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("member", "allowance"), first_fast([(False, CLAIMS_OF_STRANGERS), (True, CLAIMS_OF_MEMBERS)]))
 async def test_whoever_claims_addresses_cannot_have_us_dial_without_end(member: bool, allowance: Allowance) -> None:
     """Another peer, or one key after the other, says every second that it is elsewhere now."""
@@ -203,6 +204,7 @@ class Desk:
         return sum(self.claim(PeerId(f"key {number}"), now) for number in range(count))
 
 
+@pytest.mark.slow
 def test_free_keys_have_a_part_of_the_book_and_leave_the_rest_to_members_and_to_those_who_were_given() -> None:
     desk = Desk()
     assert desk.crowd(5000) == MAX_STRANGERS
@@ -210,6 +212,7 @@ def test_free_keys_have_a_part_of_the_book_and_leave_the_rest_to_members_and_to_
     assert len(desk.book) == MAX_STRANGERS + 2
 
 
+@pytest.mark.slow
 def test_a_stranger_that_does_not_answer_makes_room_at_once_and_loses_its_place_in_time() -> None:
     desk = Desk()
     desk.crowd(5000)
@@ -220,6 +223,7 @@ def test_a_stranger_that_does_not_answer_makes_room_at_once_and_loses_its_place_
     assert len(desk.book) == 0
 
 
+@pytest.mark.slow
 def test_a_stranger_that_was_reached_or_is_connected_stays_until_it_was_away_for_long() -> None:
     desk = Desk()
     desk.in_use.add(FRIEND)

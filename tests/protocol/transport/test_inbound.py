@@ -256,6 +256,7 @@ def test_a_revoked_peer_is_a_stranger_again() -> None:
     assert driver.step(LIMITS.greeting_s).close == {number: CloseReason.SILENT}
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded() -> None:
     driver = Driver()
     for number in range(MAX_REMEMBERED + 100):
@@ -278,6 +279,7 @@ def test_a_crowd_that_has_greeted_from_anywhere_closes_no_member_and_a_member_al
     assert {member, late} <= driver.inside
 
 
+@pytest.mark.slow
 def test_one_key_that_comes_from_thousands_of_addresses_makes_few_of_them_trusted() -> None:
     driver = Driver()
     driver.members.peers = {PeerId("member")}
@@ -374,6 +376,7 @@ async def test_2000_connections_leave_nothing_behind() -> None:
             await a.until(lambda: a.connected == [two.peer_id])
 
 
+@pytest.mark.slow
 async def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_stays() -> None:
     a, told, member = Recorder(), list[Event](), Identity.generate()
     short = replace(AT_ANY_PACE, greeting_s=1.0, first_byte_s=1.0)

@@ -82,6 +82,7 @@ async def test_gossip_goes_both_ways_after_a_stream_of_it_has_ended_at_one_end()
         await gossip_until(one, b, b"after, the other way")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["timed out", "reset", "of another kind"])
 async def test_a_peer_whose_streams_for_gossip_failed_once_gossips_over_the_same_connections(failure: str) -> None:
     """As on a computer that is too busy to agree to a stream in time: both ends stay connected, so nobody dials again."""
@@ -171,6 +172,7 @@ async def test_a_network_that_is_cancelled_while_it_opens_is_closed() -> None:
     assert scope.cancelled_caught
 
 
+@pytest.mark.slow
 async def test_closed_networks_leave_no_socket_task_or_thread_and_their_ports_to_the_next() -> None:
     """As when a peer leaves its run for a while, and joins anew: the process goes on."""
 

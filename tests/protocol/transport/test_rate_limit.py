@@ -106,6 +106,7 @@ async def test_without_a_limit_nothing_waits() -> None:
     assert trio.current_time() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_fast(range(5), 2))
 async def test_no_window_of_30_seconds_has_5_percent_more_than_the_limit(seed: int) -> None:
     """Flows that come and go, large answers, and control traffic that never waits, all counted together."""

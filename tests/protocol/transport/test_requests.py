@@ -73,6 +73,7 @@ async def test_small_questions_find_room_when_there_is_none() -> None:
         assert granted(budget, held, MEMBER, SMALL_BYTES + 1) == 0
 
 
+@pytest.mark.slow
 async def test_questions_hold_their_room_until_they_are_answered_and_others_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,6 +141,7 @@ async def test_who_finds_no_room_may_wait_for_it() -> None:
     assert waited == [3.0] * 3 and budget.held_bytes == 0
 
 
+@pytest.mark.slow
 async def test_answers_that_nobody_reads_hold_their_room_and_members_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two strangers ask for 16 large answers each, and read none of them."""
     monkeypatch.setattr(answer_budget, "ALL_STRANGERS", Allowance(1.0, 1e9, 2))  # this is about room, not about pace

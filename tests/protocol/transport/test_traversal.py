@@ -105,6 +105,7 @@ async def test_sockets_that_prove_nothing_are_few_and_the_busiest_address_loses_
         other.close()
 
 
+@pytest.mark.slow
 async def test_peers_that_reach_a_third_one_are_joined_there_and_then_find_a_way_of_their_own() -> None:
     async with through_a_relay() as (one, between, two, b):
         assert one.link(two.peer_id) == ""
@@ -134,6 +135,7 @@ async def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whicheve
         assert await stack(other).traversal.circuits._gets_place(dialled.peer_id)
 
 
+@pytest.mark.slow
 async def test_pushes_go_through_the_relay_where_there_is_no_other_way() -> None:
     async with through_a_relay() as (one, between, two, b):
         for end in (one, two):
@@ -194,6 +196,7 @@ async def test_a_relay_answers_nonsense_with_no_and_goes_on() -> None:
         assert way.kind is LinkKind.RELAYED and way.relay == between.peer_id
 
 
+@pytest.mark.slow
 async def test_what_one_peer_and_all_strangers_can_take_of_a_relay_is_limited() -> None:
     async with through_a_relay() as (one, between, two, _):
         one_end, given = stack(one).traversal.circuits, []
@@ -368,6 +371,7 @@ async def test_a_peer_that_names_other_computers_in_a_meeting_has_us_dial_none_o
         assert [each.end for each in found] == [("127.0.0.1", 4001)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_member", first_fast([False, True]))
 async def test_a_stranger_behind_a_relay_is_dialled_only_where_the_relay_sees_it(is_member: bool) -> None:
     """From both ends of the circuit; a member also at one address of each kind that it names."""
@@ -395,6 +399,7 @@ def test_a_relay_that_sees_a_stranger_nowhere_has_us_dial_nobody(seen: str) -> N
     assert at_its_addresses(named, (seen, 0)) == []
 
 
+@pytest.mark.slow
 async def test_what_all_strangers_have_us_dial_in_meetings_is_bounded_together_and_takes_nothing_from_members() -> None:
     a, b = Recorder(), Recorder()
     async with pair(a, b) as (one, two):

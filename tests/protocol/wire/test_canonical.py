@@ -15,6 +15,7 @@ scalars = st.none() | numbers | st.floats(allow_nan=False) | st.text() | st.bina
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
+@pytest.mark.slow
 @given(values)
 def test_every_value_comes_back(value: object) -> None:
     data = canonical.encode(value)

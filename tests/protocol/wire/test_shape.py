@@ -124,6 +124,7 @@ def test_the_collector_rests_within_and_works_afterwards() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_not_collected_again() -> None:
     try:
         freeze_gc()
@@ -132,6 +133,7 @@ def test_what_is_loaded_is_not_collected_again() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_what_was_spared_and_is_garbage_goes_the_next_time() -> None:
     class Node:
         def __init__(self) -> None:

@@ -301,6 +301,7 @@ FORGED = st.lists(
 ).map("".join)  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.data(), FORGED | WRITTEN)
 def test_no_text_becomes_a_mark_or_an_end(
     forgeable: dict[str, tuple[TemplatedTokenizer, frozenset[int]]], data: st.DataObject, text: str

@@ -61,6 +61,7 @@ def test_solutions_are_short_and_score_one_within_the_turns(name: str) -> None:
     assert [conversation(environment, index) for index in range(2)] == FIRST[name], "what they always were"
 
 
+@pytest.mark.slow
 @every_task
 @given(data=st.data())
 def test_anything_may_be_written(name: str, data: st.DataObject) -> None:

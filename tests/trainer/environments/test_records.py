@@ -225,6 +225,7 @@ CASE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(list(KINDS)),
     st.sampled_from(["ground_truth", "tolerance", "language", "test_cases"]),

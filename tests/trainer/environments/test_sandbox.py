@@ -141,6 +141,7 @@ def test_a_hostile_program_fails(kind: str, what: str, room: Path) -> None:
     check(kind, *HOSTILE[what])
 
 
+@pytest.mark.slow
 @every_kind_slowly
 @pytest.mark.parametrize("what", HUNGRY)
 def test_a_hungry_program_ends_and_leaves_nothing(kind: str, what: str, room: Path) -> None:

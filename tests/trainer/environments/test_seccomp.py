@@ -90,6 +90,7 @@ def numbers_named(column: int) -> list[int]:
     return [number for number in numbers if number is not None]
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("modes", [True, False])
 @pytest.mark.parametrize("threads", [True, False])

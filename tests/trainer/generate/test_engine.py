@@ -62,6 +62,7 @@ def check(got: Completion, request: Request, written: Written) -> None:
     torch.testing.assert_close(got.hidden, written.hidden, rtol=2**-7, atol=1e-4)
 
 
+@pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("temperature", first_fast([1.0, 0.0]))
 @pytest.mark.parametrize(
@@ -180,6 +181,7 @@ def test_weights_are_needed_and_of_the_models_size() -> None:
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_replies_go_into_the_output_as_not_made_and_the_model_goes_on() -> None:
     said = {1: (7, 8, 9), 2: (), 3: tuple(range(50))}
     turns: dict[int, int] = {}

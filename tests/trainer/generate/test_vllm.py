@@ -48,6 +48,7 @@ def engine(
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "temperature", "is_v2"), crossed(FAMILIES, [0.8, 0.0], [True, False]))
 def test_tokens_are_those_of_full_recomputation_with_our_noise(family: str, temperature: float, is_v2: bool) -> None:
     config, flat = FAMILIES[family], rounded(family=family)
@@ -65,6 +66,7 @@ def test_tokens_are_those_of_full_recomputation_with_our_noise(family: str, temp
         assert errors.mean() < 0.05
 
 
+@pytest.mark.slow
 def test_turns_continue_with_what_the_environment_said() -> None:
     def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> tuple[int, ...] | None:
         return (9, 8, 7) if made.count(False) < 6 else None
@@ -97,6 +99,7 @@ def factors(base: FrozenBase, seed: int, family: str = "qwen3") -> torch.Tensor:
     return (torch.randn(place.offset + place.count, generator=draw) / 8).bfloat16().float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "rank"), [("llama3", 8), ("qwen2", 12), ("qwen3", 1)])
 def test_each_version_of_factors_is_an_adapter_of_its_own_beside_the_published_model(
     family: str, rank: int, tmp_path: Path
@@ -128,6 +131,7 @@ def test_an_adapter_that_vllm_does_not_compute_with_is_found_before_the_first_ve
     generator.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tensor_that_keeps_its_old_weights_is_found_at_the_swap(family: str) -> None:
     decoder = engine(1, family)._reference.model
@@ -194,6 +198,7 @@ def test_vllm_takes_the_memory_that_the_sequences_need_and_not_all(
     assert memory == ({"gpu_memory_utilization": pytest.approx(0.92 * free / (4 << 30))} if device == "cuda" else {})
 
 
+@pytest.mark.slow
 def test_a_turn_is_not_lost_when_the_environment_fails() -> None:
     failures = [OSError("no environment")]
 

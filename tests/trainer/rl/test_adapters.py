@@ -111,6 +111,7 @@ def refused(author: RolloutWorker, judge: RolloutWorker, path: Path) -> int:
     return sum(each.reason is not None for each in verdicts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("making", PRECISIONS, ids=str)
 def test_rollouts_are_accepted_by_those_with_the_same_base_and_factors(

@@ -64,6 +64,7 @@ def forgeries() -> dict[str, list[Rollout]]:
     return forged(RUN, COUNT, {**texts, "spread": spread, **CHOICES, **kept})
 
 
+@pytest.mark.slow
 def test_long_outputs_of_honest_peers_of_any_precision_and_batch_are_accepted() -> None:
     for made, judging in ((made, judging) for made in PRECISIONS for judging in PRECISIONS):
         for slots in (3, 32):
@@ -72,6 +73,7 @@ def test_long_outputs_of_honest_peers_of_any_precision_and_batch_are_accepted() 
             assert all(each.sure for each in judged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [*WRITTEN, "spread"])
 def test_an_answer_written_into_a_long_output_is_refused(where: str) -> None:
     for dtype in PRECISIONS:

@@ -42,6 +42,7 @@ def unpacked(packed: Packed, count: int) -> list[tuple[list[int], list[int], lis
     return found
 
 
+@pytest.mark.slow
 @given(batches())
 def test_nothing_is_dropped_and_everything_is_in_its_place(rollouts: list[Rollout]) -> None:
     packed = pack(rollouts, [number / 2 for number in range(len(rollouts))], ROW)
@@ -56,6 +57,7 @@ def test_nothing_is_dropped_and_everything_is_in_its_place(rollouts: list[Rollou
     assert packed.counted_tokens == sum(sum(rollout.made) for rollout in rollouts)
 
 
+@pytest.mark.slow
 @given(batches())
 def test_no_two_rows_would_fit_into_one(rollouts: list[Rollout]) -> None:
     used = (pack(rollouts, [0.0] * len(rollouts), ROW).documents != PADDING).sum(axis=1)

@@ -178,6 +178,7 @@ def test_text_of_another_model_with_proofs_of_the_right_one_is_bad_sampling() ->
     assert reasons(verifier().verify(ASSIGNED, rollouts)) <= {RejectionReason.BAD_SAMPLING, RejectionReason.BAD_TERMINATION}
 
 
+@pytest.mark.slow
 def test_a_rollout_of_another_peer_or_version_is_bad_sampling() -> None:
     for other in (replace(ASSIGNED, peer="12D3KooWother"), replace(ASSIGNED, version=4), replace(ASSIGNED, run=b"other")):
         assert reasons(verifier().verify(ASSIGNED, honest(assigned=other))) <= {

@@ -315,6 +315,7 @@ def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothi
     assert (learnt.tokens, learnt.steps, learnt.norm, learnt.answers) == (1, 1, 0.0, ())
 
 
+@pytest.mark.slow
 def test_bytes_of_strangers_get_a_verdict_whatever_they_are(run: RolloutWorker, tmp_path: Path) -> None:
     path, noise = tmp_path / "batch", np.random.default_rng(1)
     run.generate(SORTED, path)
