@@ -7,13 +7,12 @@ import pytest
 from protocol.rollouts.pool import Pool
 from tests.fuzz import proofs
 from tests.fuzz.rollouts import fuzz
-from tests.tiers import first_fast
 from trainer.rl.verification import FormChecker, Judged, Verifier
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("cases", first_fast([800, 3000]))
+@pytest.mark.parametrize("cases", [800, 3000])
 def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_same(cases: int) -> None:
     tally = fuzz(cases)
     assert tally.failures == []
@@ -23,19 +22,17 @@ def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_
 
 @pytest.mark.parametrize(
     ("where", "what", "instead", "said"),
-    first_fast(
-        [
-            (
-                Verifier,
-                "_judge",
-                lambda self, rollout, flaw, measured, *turns: Judged(None, measured=measured),
-                "is accepted",
-            ),
-            (proofs, "check_form", lambda *arguments: None, "Malformed"),
-            (FormChecker, "_check_bounds", lambda self, rollout: None, "Malformed"),
-            (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
-        ]
-    ),
+    [
+        (
+            Verifier,
+            "_judge",
+            lambda self, rollout, flaw, measured, *turns: Judged(None, measured=measured),
+            "is accepted",
+        ),
+        (proofs, "check_form", lambda *arguments: None, "Malformed"),
+        (FormChecker, "_check_bounds", lambda self, rollout: None, "Malformed"),
+        (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
+    ],
 )
 def test_a_check_that_is_left_out_is_found(
     monkeypatch: pytest.MonkeyPatch, where: object, what: str, instead: object, said: str

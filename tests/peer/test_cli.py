@@ -21,7 +21,6 @@ from protocol.run.run_file import parse_run_file
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
-from tests.tiers import first_fast
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Words that are no command, and the command that was meant.
@@ -362,7 +361,7 @@ def test_words_that_name_no_run_have_their_remedy(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", first_fast([">/dev/full", "<&- >&- 2>&-", "2>&-", "2>/dev/full"]))
+@pytest.mark.parametrize("closed", [">/dev/full", "<&- >&- 2>&-", "2>&-", "2>/dev/full"])
 def test_missing_and_full_standard_streams_are_survived(tmp_path: Path, closed: str) -> None:
     """Also: no descriptor of ours becomes somebody's standard output, and the exit code is the command's."""
     program = f"{sys.executable} -m peer --data-dir {tmp_path}"

@@ -29,7 +29,6 @@ from tests.attacks.contributions import (
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import FRAGMENTS, World, simulated_run
-from tests.tiers import first_fast
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +50,7 @@ def members_of(world: World, seat: Seat, round: int) -> list[str]:
     return [member.peer for member in seat.node.commit_at(round).record.members]
 
 
-@pytest.mark.parametrize(("name", "trains"), first_fast(CASES, 2))
+@pytest.mark.parametrize(("name", "trains"), CASES)
 def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str, trains: str) -> None:
     async def scenario(world: World) -> None:
         assert world.signed.manifest.aggregation == "clip"

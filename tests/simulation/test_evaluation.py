@@ -24,7 +24,6 @@ from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, changed, simulated_run
-from tests.tiers import first_fast
 
 
 @dataclass
@@ -114,7 +113,7 @@ def test_alone_it_measures_itself() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", first_fast(["killed", "paused", "leaves"]))
+@pytest.mark.parametrize("trouble", ["killed", "paused", "leaves"])
 def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: str) -> None:
     async def scenario(world: World, record: Record) -> None:
         victims: list[tuple[Seat, int]] = []

@@ -14,11 +14,10 @@ from tests.simulation.rollouts import RolloutJudge, Seats, played
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
-from tests.tiers import first_fast
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("serves", first_fast([False, True]))
+@pytest.mark.parametrize("serves", [False, True])
 def test_a_peer_that_rests_serves_a_newcomer_unless_its_owner_said_no(serves: bool) -> None:
     def served(seat: Seat) -> int:
         return seat.node._swarm.up_bytes if seat.node is not None else 0

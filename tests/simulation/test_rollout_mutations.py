@@ -27,7 +27,6 @@ from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import begin, simulate
 from tests.simulation.world import World
-from tests.tiers import first_fast
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +150,7 @@ def test_the_sound_build_holds(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("mutation", "shows"),
-    first_fast([MUTATIONS[1], MUTATIONS[0], *MUTATIONS[2:]]),
+    [MUTATIONS[1], MUTATIONS[0], *MUTATIONS[2:]],
     ids=lambda each: each.__name__ if callable(each) else "",
 )
 def test_a_broken_build_is_noticed(mutation: Callable[[], Any], shows: str) -> None:

@@ -37,7 +37,7 @@ def test_twenty_peers_make_thirty_rounds_with_joins_leaves_and_crashes() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first_fast([3, 21, 37, 41, 44, 57, 141]))
+@pytest.mark.parametrize("seed", [3, 21, 37, 41, 44, 57, 141])
 def test_rough_weather(seed: int) -> None:
     """Six peers and every trouble there is; seeds that once failed among them."""
     assert holds(rough(seed, 6, 12)).commits >= 12

@@ -195,9 +195,7 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "ranks", "codec"),
-    first_fast(
-        [("qwen3", 2, "int4"), ("llama", 3, "top64"), ("qwen2", 3, "int2"), ("llama", 2, "bf16"), ("qwen3", 3, "int8")]
-    ),
+    [("qwen3", 2, "int4"), ("llama", 3, "top64"), ("qwen2", 3, "int2"), ("llama", 2, "bf16"), ("qwen3", 3, "int8")],
 )
 def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family: str, ranks: int, codec: str) -> None:
     """Nor do they in the next round, in which the residual is added: from the memory of each rank."""

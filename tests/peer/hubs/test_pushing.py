@@ -21,7 +21,7 @@ from protocol.run.manifest import SignedManifest
 from tests.peer.hubs.fake_hub import TOKEN, Answer, Commit, FakeHub, Repository, fake_hub
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
-from tests.tiers import crossed, first_fast
+from tests.tiers import crossed
 
 NAME = "me/our.model"
 PATIENCE_S = 300.0
@@ -254,7 +254,7 @@ def places(run: Run) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", first_fast(["commit", "half", "batch", "tag"]))
+@pytest.mark.parametrize("moment", ["commit", "half", "batch", "tag"])
 def test_a_state_whose_push_was_killed_is_pushed_once(run: Run, hub: FakeHub, moment: str) -> None:
     if moment == "half":
         hub.takes_half = True

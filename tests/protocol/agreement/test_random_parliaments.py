@@ -11,14 +11,13 @@ from protocol.chain.records import is_full
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ViewChange
 from tests.protocol.agreement.parliament import Parliament
-from tests.tiers import first_fast
 
 SEEDS = 300
 BATCH = 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", first_fast(range(0, SEEDS, BATCH)))
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 def test_agreement_and_progress(first: int) -> None:
     """The witness looks at every word.  With a quorum alive at the end, everybody alive has the record."""
     for seed in range(first, first + BATCH):

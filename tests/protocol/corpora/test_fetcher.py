@@ -21,7 +21,6 @@ from tests.protocol.corpora import web
 from tests.protocol.corpora.block_table import BlockTable, Reader, SmallDisk, block_table
 from tests.protocol.corpora.corpora import a_corpus
 from tests.protocol.corpora.web import Manner, Site, files_of
-from tests.tiers import first_fast
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -410,7 +409,7 @@ WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", first_fast(WITHHOLDERS))
+@pytest.mark.parametrize("kind", WITHHOLDERS)
 @block_table(tokens=(800_000,), block_tokens=4096, shard_blocks=1024)
 async def test_strangers_that_withhold_blocks_delay_no_fetch_once_somebody_has_given_blocks(
     table: BlockTable, kind: type[Withholder]

@@ -10,7 +10,6 @@ import trio
 from protocol.transport.interface import MAX_REQUEST_BYTES
 from protocol.transport.rate_limit import BURST_S
 from tests.protocol.transport.recorder import PATIENCE_S, Recorder, network, pair, stack
-from tests.tiers import first_fast
 
 CAP = 4e6
 DATA = os.urandom(3 << 20)
@@ -18,7 +17,7 @@ SHORTEST_S = len(DATA) / CAP - 2 * BURST_S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("caps_up", first_fast([True, False]))
+@pytest.mark.parametrize("caps_up", [True, False])
 async def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limit(caps_up: bool) -> None:
     a, b = Recorder(), Recorder()
     up, down = (CAP, None) if caps_up else (None, CAP)

@@ -28,7 +28,6 @@ from protocol.transport.library import Host, LibraryId, library_id
 from protocol.transport.limits import Allowance
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
-from tests.tiers import first_fast
 
 
 async def no_relay(address: CircuitAddress) -> None:
@@ -139,7 +138,7 @@ async def test_a_peer_that_soon_closes_is_dialled_ever_more_rarely_and_one_that_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("member", "allowance"), first_fast([(False, CLAIMS_OF_STRANGERS), (True, CLAIMS_OF_MEMBERS)]))
+@pytest.mark.parametrize(("member", "allowance"), [(False, CLAIMS_OF_STRANGERS), (True, CLAIMS_OF_MEMBERS)])
 async def test_whoever_claims_addresses_cannot_have_us_dial_without_end(member: bool, allowance: Allowance) -> None:
     """Another peer, or one key after the other, says every second that it is elsewhere now."""
     seconds = 300

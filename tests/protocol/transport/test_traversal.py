@@ -40,7 +40,6 @@ from protocol.transport.streams import ask
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.recorder import RUN, Recorder, network, pair, stack, until
-from tests.tiers import first_fast
 
 A, B = (Identity.generate().peer_id for _ in range(2))
 HERE: End = ("127.0.0.1", 0)
@@ -372,7 +371,7 @@ async def test_a_peer_that_names_other_computers_in_a_meeting_has_us_dial_none_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_member", first_fast([False, True]))
+@pytest.mark.parametrize("is_member", [False, True])
 async def test_a_stranger_behind_a_relay_is_dialled_only_where_the_relay_sees_it(is_member: bool) -> None:
     """From both ends of the circuit; a member also at one address of each kind that it names."""
     async with through_a_relay() as (one, _, two, b):

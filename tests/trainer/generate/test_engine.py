@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from protocol.formats.model import ModelConfig
-from tests.tiers import first_fast
 from tests.trainer.generate.naive import CPU, FAMILIES, Written, parameters, requests, write
 from trainer.generate.engine import Engine
 from trainer.generate.generator import AT_ONCE, Completion, Request, Slots, complete
@@ -64,9 +63,9 @@ def check(got: Completion, request: Request, written: Written) -> None:
 
 @pytest.mark.slow
 @every_family
-@pytest.mark.parametrize("temperature", first_fast([1.0, 0.0]))
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize(
-    "slots, prefill_tokens, steps_at_once", first_fast([(5, 48, 1), (4, 7, 8), (1, 1024, 1), (12, 1024, 1), (12, 100, 3)], 2)
+    "slots, prefill_tokens, steps_at_once", [(5, 48, 1), (4, 7, 8), (1, 1024, 1), (12, 1024, 1), (12, 100, 3)]
 )
 def test_tokens_and_hidden_states_are_those_of_full_recomputation(
     family: str, temperature: float, slots: int, prefill_tokens: int, steps_at_once: int
