@@ -63,6 +63,7 @@ BASE = modules(PROJECT["dependencies"])
 EXTRAS = {name: modules(lines) for name, lines in PROJECT["optional-dependencies"].items() if name not in OF_TESTS}
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_declared() -> None:
     declared = BASE.union(*EXTRAS.values())
     assert {name: places for name, places in imported().items() if name not in declared} == {}

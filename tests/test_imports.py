@@ -98,6 +98,7 @@ WORDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", (["run", "show"], ["run", "create"], ["join"], ["simulate"]), ids=" ".join)
 def test_a_word_that_names_no_run_is_refused_before_anything_slow_is_loaded(command: list[str]) -> None:
     refused = f"import peer.cli; assert {{peer.cli.main([*{command}, word]) for word in {WORDS}}} == {{3}}"

@@ -144,6 +144,7 @@ def test_a_python_without_venv_is_said(computer: Computer) -> None:
     assert computer.refusal().endswith(f"apt-get install python3.{sys.version_info[1]}-venv")
 
 
+@pytest.mark.slow
 def test_test_and_test_slow_divide_the_tests_between_them_and_test_all_runs_both(computer: Computer) -> None:
     computer.has_python()
 

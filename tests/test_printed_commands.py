@@ -148,6 +148,7 @@ def fault(command: str, capsys: pytest.CaptureFixture[str], *, may_name: bool) -
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands_in_sentences_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     faults, count = [], 0
     for path in SOURCES:

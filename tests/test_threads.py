@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("peer", "protocol")
 EMITTERS = {"emit", "notice", "start_soon"}
@@ -123,6 +125,7 @@ def product() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
+@pytest.mark.slow
 def test_functions_in_threads_leave_trios_thread_alone() -> None:
     source = Source(product())
     assert len(list(source.in_threads())) > 50, "the check still finds what runs in threads"

@@ -35,6 +35,7 @@ def test_the_wheel_has_our_packages_whole_and_nothing_else(wheel: ZipFile) -> No
     assert {name for name in names if name.endswith(".py")} == sources
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_files_that_code_reads(wheel: ZipFile) -> None:
     assert {"peer/corpora/builtin.jsonl.gz", "peer/demo/learning.toml", "peer/page/page.css", "peer/page/page.html"} <= set(
         wheel.namelist()

@@ -282,6 +282,7 @@ def test_bytes_a_value_are_those_of_codes_and_scales(format: WeightFormat) -> No
 # Errors.
 
 
+@pytest.mark.slow
 @quantising
 @given(values=hnp.arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 130)), elements=FINITE, fill=FINITE))
 def test_errors_are_within_half_a_gap_and_the_rounding_to_bf16(

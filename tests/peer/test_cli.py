@@ -115,6 +115,7 @@ def test_what_is_like_nothing_is_told_where_the_commands_are(capsys: pytest.Capt
     assert capsys.readouterr().err == "peer: there is no command `peer ?[2Jzzz`; `peer --help` lists them\n"
 
 
+@pytest.mark.slow
 def test_every_command_that_is_suggested_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for commands in SYNONYMS.values():
         for command in commands:

@@ -274,6 +274,7 @@ def given(began: Began, start: Callable[[], object], processes: int = 1) -> set[
     return {name for environment in environments for name in environment if environment[name] == "secret"}
 
 
+@pytest.mark.slow
 def test_processes_that_call_no_service_get_no_key(began: Began) -> None:
     assert given(began, lambda: failing(lambda: upnp.ask("close", 1, "nowhere"), OSError)) == set()
     assert given(began, lambda: failing(lambda: read_in_child(b"{", frozenset()), TokenizerRefused)) == set()

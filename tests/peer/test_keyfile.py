@@ -73,6 +73,7 @@ def test_import_takes_pem_and_base64_and_keeps_the_old_key(tmp_path: Path) -> No
     assert parse_key((tmp_path / "identity.old-1.pem").read_bytes()).peer_id == ONE.peer_id
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib; from peer.keyfile import *\n"

@@ -97,8 +97,7 @@ class Homes:
             run("ip", "-n", home.router, "link", "set", device, "up")
         for state in ("down", "up"):  # or the computer would still wait for what it has asked in vain
             run("ip", "-n", home.computer, "link", "set", "net0", state)
-        for name, device in ((home.computer, "net0"), (home.router, "lan"), (home.router, "wan"), home.provider):
-            until_up(name, device)
+        self._until_connected(home)
         goes_by(home.router, f"{home.wan}.1")
         goes_by(home.computer, home.inside.rpartition(".")[0] + ".1")
         set_rules(home.router, home.kind)
@@ -116,6 +115,8 @@ class Homes:
             goes_by(self._public, "11.77.0.1", "2a0e:77:0:1::1")
             for number, kind in enumerate(self._kinds):
                 self.homes.append(self._build(number, kind))
+            for home in self.homes:
+                self._until_connected(home)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -125,6 +126,10 @@ class Homes:
         for daemon in self._daemons.values():
             daemon.stop()
         self._namespaces.close()
+
+    def _until_connected(self, home: Home) -> None:
+        for name, device in ((home.computer, "net0"), (home.router, "lan"), (home.router, "wan"), home.provider):
+            until_up(name, device)
 
     def _build(self, number: int, kind: Kind) -> Home:
         wan, wan6, lan6 = f"11.77.{10 + number}", f"2a0e:77:{10 + number}:1", f"2a0e:77:{10 + number}:2"

@@ -109,6 +109,7 @@ def test_nobody_gets_in_where_a_router_stands(homes: Homes) -> None:
     assert set(callers) == set(Kind) and got_in == {Kind.REACHABLE}
 
 
+@pytest.mark.slow
 def test_an_ipv6_address_is_reached_behind_a_router_for_ipv4(homes: Homes) -> None:
     assert "2a0e:77:" in python(homes.public, CLIENT.replace('("", ', '("::", '), of(homes, Kind.IPV6).ipv6, "5200")
 

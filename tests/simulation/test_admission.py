@@ -111,6 +111,7 @@ def test_a_member_comes_back_with_the_token_that_has_expired() -> None:
     holds(simulate(3, scenario, signed=invited_run()))
 
 
+@pytest.mark.slow
 def test_members_whose_tokens_have_all_expired_meet_again_after_all_of_them_restarted() -> None:
     async def scenario(world: World) -> None:
         invite_all(world.seats, EXPIRES_S)
@@ -203,6 +204,7 @@ def test_who_was_a_member_of_a_lost_fork_only_is_a_stranger_on_the_chain_that_wo
     holds(simulate(5, scenario, signed=invited_run()))
 
 
+@pytest.mark.slow
 def test_a_newcomer_learns_who_is_in_from_the_expired_member_that_its_invitation_names() -> None:
     async def scenario(world: World) -> None:
         one, two, newcomer = world.seats

@@ -14,8 +14,9 @@ from tests.attacks.ghosts import Strangers
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_more_keys_than_there_are_places_displace_no_member() -> None:
     async def scenario(world: World) -> None:
         await begin(world)

@@ -15,6 +15,8 @@ from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 25
 
 
@@ -22,8 +24,8 @@ ROUNDS = 25
     ("seed", "jitter", "killed"),
     [
         (1, 4.0, True),
-        pytest.param(1, 4.0, False, marks=pytest.mark.slow),
-        pytest.param(2, 1.0, False, marks=pytest.mark.slow),
+        (1, 4.0, False),
+        (2, 1.0, False),
     ],
 )
 def test_friends_go_on_in_one_history_beside_a_slow_newcomer(seed: int, jitter: float, killed: bool) -> None:

@@ -125,6 +125,7 @@ def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat
     played(scenario, ROLES, {(Role.ROLLOUT, 0): cheat})
 
 
+@pytest.mark.slow
 def test_who_states_more_tokens_than_it_made_is_set_aside() -> None:
     async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
         world.start_all()

@@ -49,6 +49,7 @@ def test_the_world_of_a_seed(seed: int) -> None:
     assert holds(rough(seed)).commits >= setting_of(seed).rounds
 
 
+@pytest.mark.slow
 def test_a_seed_replays_exactly() -> None:
     assert rough(90, 3, 3).trace_hash == rough(90, 3, 3).trace_hash
 
@@ -76,6 +77,7 @@ def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state(outer: Ou
     holds(simulate(4, scenario, signed=changed(simulated_run(), outer=outer)))
 
 
+@pytest.mark.slow
 def test_the_founder_leaves_for_good_and_the_run_goes_on() -> None:
     async def scenario(world: World) -> None:
         founder, *others = world.seats
@@ -166,6 +168,7 @@ async def changing_nothing(seat: Seat, function: Any, *arguments: Any) -> Any:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_two_founders_merge(fragments: int) -> None:
     """Streamed, the one that goes back to the beginning has its trainer write the initial parameters."""
@@ -200,6 +203,7 @@ def test_a_frozen_member_costs_one_round_its_wait_and_catches_up() -> None:
     holds(simulate(4, scenario))
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_costs_its_peer_nothing_but_the_round() -> None:
     async def scenario(world: World) -> None:
         await begin(world)
@@ -240,6 +244,7 @@ def test_a_member_sends_twice_what_others_own_of_each_contribution(peers: int) -
         assert 1 <= sum(sent[round]) / (2 * (peers - 1) * payload) < 1.05
 
 
+@pytest.mark.slow
 def test_a_peer_whose_training_fails_says_so_and_lives_on() -> None:
     """A loss that no READY can say ended the peer."""
 

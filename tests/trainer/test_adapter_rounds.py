@@ -20,6 +20,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Bench:
     return Bench(SMALL, tmp_path_factory.mktemp("base"), DOCUMENTS, DOCUMENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [4, WHOLE])
 def test_one_member_is_the_reference_whatever_is_trained(bench: Bench, rank: int) -> None:
     case = Case(0, 1e-2, members=1, inner_steps=4, rank=rank)

@@ -76,6 +76,7 @@ def begun(worker: Worker) -> np.ndarray:
     return theta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bytes", "tokenizer"])
 def test_a_round_lowers_the_loss_of_what_the_assistant_says(kind: str, tmp_path: Path) -> None:
     worker = Worker(with_tokenizer(tmp_path) if kind == "tokenizer" else config(tmp_path), small.CPU)

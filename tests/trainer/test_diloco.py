@@ -20,12 +20,14 @@ def bench(one_thread: None) -> Bench:
     return Bench(SMALL)
 
 
+@pytest.mark.slow
 def test_one_member_is_one_peer_alone_whatever_h_is(bench: Bench) -> None:
     [alone] = bench.run(Case(0, 1, (6,)))
     for inner_steps in (2, 3, 6):
         assert bench.run(Case(0, 1, (6,), inner_steps, "auto")) == [pytest.approx(alone, rel=1e-3)]
 
 
+@pytest.mark.slow
 def test_the_same_run_ends_at_the_same_loss_and_the_recipe_matters(bench: Bench) -> None:
     auto, fixed = Case(0, WAVE, (4,), 1, "auto"), Case(0, WAVE, (4,), 1, "0.7/0.9")
     assert bench.run(auto) == bench.run(auto) != bench.run(fixed)

@@ -19,6 +19,7 @@ def bench(one_thread: None) -> Bench:
     return Bench(SMALL)
 
 
+@pytest.mark.slow
 def test_a_plain_run_is_that_of_the_table_without_overlap(bench: Bench) -> None:
     [loss] = bench.run(diloco_bench.Case(0, 4, (8,), 4, "auto"))
     assert losses_of(bench, Case(0, 4)) == Losses(loss, loss)

@@ -89,6 +89,7 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "dtype", "tied", "recomputed"),
     [
@@ -154,6 +155,7 @@ def test_the_device_holds_two_layers_and_a_step_copies_each_of_the_others_twice(
     assert len(read) == 2 * MATRICES
 
 
+@pytest.mark.slow
 def test_a_copy_may_take_until_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, whose memory has undefined values until then."""
     run = run_beside(tmp_path / "base", base_format="int8")
@@ -333,6 +335,7 @@ def test_a_file_that_changes_during_the_run_is_noticed(published: ExportFormat, 
 # -- whole rounds ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pairs_are_compared_with_the_frozen_layers_alone(tmp_path: Path) -> None:
     shape = Shape(CorpusKind.PREFERENCE, row_tokens=17, block_tokens=34)
     folder = write_corpus(tmp_path / "corpus", shape, {"a": (preferences(1, 40, 17), preferences(2, 9, 17))})
@@ -348,6 +351,7 @@ def test_pairs_are_compared_with_the_frozen_layers_alone(tmp_path: Path) -> None
     assert found[0][0].margin is not None
 
 
+@pytest.mark.slow
 def test_processes_that_copy_their_layers_contribute_what_others_do(tmp_path: Path) -> None:
     run, found = run_beside(tmp_path / "base", tied=False), []
     for offload in (False, True):

@@ -61,6 +61,7 @@ def test_the_losses_of_the_sources_are_their_rows_losses_before_each_step(tmp_pa
     assert done.margin is None and done.accuracy is None
 
 
+@pytest.mark.slow
 def test_a_source_that_can_be_learnt_is_learnt_and_the_other_is_not(tmp_path: Path) -> None:
     worker = worker_on(small.run_sections(corpus(tmp_path), WEIGHTS, sequences_per_step=8))
     first, _ = computed(worker, task(40))

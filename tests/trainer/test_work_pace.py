@@ -39,6 +39,7 @@ class Card:
         return pace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", [0.004, 0.3, 4.0])
 @pytest.mark.parametrize(
     ("watts", "load", "every", "share"),

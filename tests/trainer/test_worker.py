@@ -147,6 +147,7 @@ def test_finish_ends_after_the_step_and_counts_what_was_done() -> None:
     assert (done.steps, done.tokens) == (3, 3 * 2 * 16)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_on_text_that_can_be_learnt(tmp_path: Path) -> None:
     text = Stream(np.tile(np.arange(97, 113), 400))
     corpus = write_corpus(tmp_path / "corpus", Shape(), {"text": (text, text)})

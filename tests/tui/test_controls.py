@@ -152,6 +152,7 @@ async def test_a_peer_that_does_not_answer_is_told() -> None:
         assert not isinstance(view.screen, ControlsDialog)
 
 
+@pytest.mark.slow
 def test_how_it_looks(snap_compare: Compare) -> None:
     async def prepare(pilot: Pilot[None]) -> None:
         await opened(pilot)

@@ -56,6 +56,7 @@ def shown(view: PeerApp) -> list[str]:
     return [str(panel.id) for panel in view.query(Panel) if panel.display]
 
 
+@pytest.mark.slow
 @with_textual
 async def test_the_number_of_a_panel_shows_it_alone_and_once_more_all() -> None:
     view, _ = view_of()
@@ -185,6 +186,7 @@ async def test_p_resumes_a_peer_that_was_paused() -> None:
         assert source.asked == [("resume", {})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "no"), crossed(["x", "f", "p", "P"], ["n", "escape", "q", "enter", "f", "x", "space", "Y", "yn", "yeah"])
 )
@@ -277,6 +279,7 @@ async def test_s_orders_the_swarm_and_arrows_choose_a_peer_of_it() -> None:
         assert panel.look.chosen == status().peer and "peer199" in panel.text.splitlines()[2]
 
 
+@pytest.mark.slow
 @with_textual
 async def test_a_slash_finds_peers_by_a_part_of_their_names() -> None:
     others = [replace(_other(number), name=f"peer{number:03}") for number in range(200)]

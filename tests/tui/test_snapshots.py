@@ -66,6 +66,7 @@ def watched(lines: int | None = None, recording: Path = NEWCOMER) -> PeerApp:
     return PeerApp(Recorded(told[: lines or len(told)]))
 
 
+@pytest.mark.slow
 @IN_EACH_SIZE
 def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(watched(), terminal_size=size, run_before=drawn(""))

@@ -84,6 +84,7 @@ def test_the_theme_suits_the_terminal(background: str, colours: str | None, them
     assert suited_theme(background, colours) == theme
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", sorted(OTHER_SHADE))
 @with_textual
 async def test_every_theme_can_be_drawn_and_has_another_shade(theme: str) -> None:

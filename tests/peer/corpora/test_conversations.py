@@ -309,6 +309,7 @@ def flagged(length: int, name: int) -> Flagged:
     return np.full(length, name, np.uint16), np.full(length, COUNTS, np.uint8)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 20), max_size=60))
 def test_packing_loses_nothing_and_never_overflows(lengths: list[int]) -> None:
     chats = [flagged(length, name) for name, length in enumerate(lengths)]

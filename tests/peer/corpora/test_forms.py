@@ -419,6 +419,7 @@ def test_element_over_the_limit_has_only_its_size() -> None:
     assert [*elements_of(pieces, 1000)] == [2009, b" 5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "start"), crossed(["zst", "xz", "bz2", "gz"], [b"", b"[", b'{"text": "', b'[{"text": "', b"id,text\n1,"])
 )

@@ -93,6 +93,7 @@ def test_a_state_in_files_needs_its_room_too(tmp_path: Path, monkeypatch: pytest
     assert "the run needs about 5.0 GB more on disk" in told.detail
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_again_soon_makes_it_wait_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

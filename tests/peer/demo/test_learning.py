@@ -150,6 +150,7 @@ def measured(rounds: int, *scores: float, prompt: str = "sort 21\n", answer: str
     return MeasuredState(rounds, scores, 2 * len(scores), prompt, answer, scores[0])
 
 
+@pytest.mark.slow
 def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:
     stage = Stage(versions=2)
     stage.version(0.3)

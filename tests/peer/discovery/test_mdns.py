@@ -287,6 +287,7 @@ def test_names_that_nobody_answers_for_keep_no_peer_from_being_found() -> None:
     assert told == [THEIRS]
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_much_ends() -> None:
     async def main() -> int:
         sizes = [0, MAX_RESIDENT_BYTES - 1, MAX_RESIDENT_BYTES, MAX_RESIDENT_BYTES]

@@ -213,6 +213,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "refusal"), crossed(["/commit/", "/api/models/me/our.model", "preupload", "batch"], REFUSALS)
 )

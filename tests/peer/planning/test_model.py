@@ -137,6 +137,7 @@ def test_whoever_returns_fetches_at_most_the_state() -> None:
     assert least_s / 1200 < forecast.fetches < WIRE * RULES.state_bytes / LINE / 300
 
 
+@pytest.mark.slow
 def test_the_same_description_gives_the_same_forecast() -> None:
     churn = peers(*[1000, 2000] * 10, online_s=600, offline_s=1200)
     assert forecast_rounds(TEN_SECONDS, RULES, churn) == forecast_rounds(TEN_SECONDS, RULES, churn)

@@ -266,6 +266,7 @@ def test_too_little_memory_is_told_with_the_options_that_need_it(
         survey("sort", 1, place.how)
 
 
+@pytest.mark.slow
 def test_rates_of_another_tokenizer_or_other_end_tokens_are_not_gone_on_with(place: Place) -> None:
     config = CONFIG.changed(vocab=VOCAB)
     model = place.how.model.with_name("speaks")

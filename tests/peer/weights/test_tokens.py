@@ -20,7 +20,6 @@ from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.sections import TokenizerSection
 from protocol.sync.fetchers import file_section
-from tests.tiers import first_fast
 from tests.trainer import tokenizer_shapes as shapes
 from tests.trainer.made_tokenizer import ENDS, make_tokenizer
 from tests.trainer.tokenizer_shapes import MARKS, SHAPES, Shape, byte_level, end_of, template
@@ -147,7 +146,8 @@ def a_manifest(source: Path, end: int, family: str = "Llama", **section: Any) ->
     return demo_manifest().manifest.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
-@pytest.mark.parametrize("case", first_fast(VARIANTS, 10))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", VARIANTS)
 def test_transformers_makes_the_tokens_of_the_run(case: str, tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
     source, end = shapes.write(tmp_path / "source.json", VARIANTS[case]), end_of(VARIANTS[case])

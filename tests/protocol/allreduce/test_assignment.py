@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ def test_who_is_not_known_counts_as_the_median() -> None:
     assert shares_of(TIP, [0.0, 1e7, 1e7, 3e7], 99) == shares_of(TIP, [1e7, 1e7, 1e7, 3e7], 99)
 
 
+@pytest.mark.slow
 @given(st.floats(1e9, 1e15))
 def test_a_boast_does_not_make_an_owner_of_everything(claim: float) -> None:
     counts = shares_of(TIP, [1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, claim], 800)

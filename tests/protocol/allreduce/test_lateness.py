@@ -385,6 +385,7 @@ class Swarm:
         return [round for round, judged in enumerate(self.stalled) if any(peer in judged[each] for each in judges)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late_s", [2.5, 5.0, 9.0, 30.0])
 def test_averages_that_are_late_each_time_are_a_stall_when_it_adds_up(late_s: float) -> None:
     swarm = Swarm(average_s=lambda swarm, sender, to: late_s if sender == LIARS[0] else 0.0)

@@ -433,6 +433,7 @@ def test_only_electors_are_heard_on_the_newest_two_tips() -> None:
         assert table.hear(LIAR, a_vote(2, record=record, on=elsewhere)) == [], "who the electors are is not known"
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded() -> None:
     table = Table()
     for attempt in range(10 * KEPT_STATEMENTS):

@@ -20,7 +20,6 @@ from protocol.wire.identity import PeerId
 from tests.protocol.blobs.liars import AlwaysBusy, Beginner, Claimer, Corrupter, LastWithholder, Repeater, Staller, Swallower
 from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table, set_up
 from tests.simulation.broadcast import measure
-from tests.tiers import first_fast
 
 
 async def an_origin_and(table: SwarmTable, receivers: int) -> tuple[Peer, list[Peer]]:
@@ -50,9 +49,8 @@ def begin(origin: Peer, receivers: list[Peer]) -> None:
 # -- honest peers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("receivers", "chunks", "most"), first_fast([(2, 64, 1.1), (8, 64, 1.3), (8, 256, 1.1), (24, 64, 1.6)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("receivers", "chunks", "most"), [(2, 64, 1.1), (8, 64, 1.3), (8, 256, 1.1), (24, 64, 1.6)])
 def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: int, chunks: int, most: float) -> None:
     row = measure(receivers, chunks, degree=8)
     print(row)
@@ -61,6 +59,7 @@ def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: 
     assert row.twice < 0.02
 
 
+@pytest.mark.slow
 async def test_a_joiner_fetches_from_all_that_have_it_and_none_sends_it_all(table: SwarmTable) -> None:
     sources, joiner = await holders_and_a_joiner(table, 4)
     joiner.fetch(sources)
@@ -155,6 +154,7 @@ async def test_who_crashes_at_half_goes_on_from_what_it_has(table: SwarmTable) -
     assert sum(victim.came.values()) <= len(table.blob) - here.bit_count() + 1
 
 
+@pytest.mark.slow
 async def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves(table: SwarmTable) -> None:
     sources, joiner = await holders_and_a_joiner(table, 2)
     sources[0].swarm.serves = False
@@ -233,6 +233,7 @@ async def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_h
     assert taken_s < table.least_s + most_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Beginner])
 async def test_who_claims_what_nobody_has_keeps_no_download_for_ever(table: SwarmTable, kind: type[Claimer]) -> None:
     (liar,), (joiner,) = table.add(kind), table.add()

@@ -247,6 +247,7 @@ def test_the_electorate_is_a_function_of_the_chain(history: tuple[RoundSettings,
     assert electorates[: cut + 1] == fold(settings, chain[:cut], list.sort), "a longer chain does not change the past"
 
 
+@pytest.mark.slow
 @given(histories())
 def test_an_electorate_comes_back_from_json_as_it_was(history: tuple[RoundSettings, list[Record]]) -> None:
     settings, chain = history

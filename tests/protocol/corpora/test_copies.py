@@ -97,6 +97,7 @@ def test_numbers_name_all_blocks_in_their_order() -> None:
     assert numbers.bytes_of(numbers.all) == sum(block.size for block in WHOLE) == numbers.size_bytes
 
 
+@pytest.mark.slow
 @block_table(tokens=(6_000_000,), block_tokens=32_768, shard_blocks=32)
 async def test_small_data_come_to_every_peer_and_leave_the_founder_about_once(table: BlockTable) -> None:
     crowd = Crowd(table)

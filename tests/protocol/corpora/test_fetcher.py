@@ -39,6 +39,7 @@ def add_mirror(table: BlockTable, manner: Manner = web.honest) -> Site:
     return table.web.add(f"mirror{number}.test", f"93.184.216.{number}", Site(files_of(table.corpus), manner))
 
 
+@pytest.mark.slow
 @block_table(CORPUS)
 async def test_only_the_needed_blocks_are_fetched(table: BlockTable) -> None:
     table.add(built=True)
@@ -189,6 +190,7 @@ async def test_without_peers_everything_comes_from_a_mirror(table: BlockTable) -
     assert sum(event.fetched_bytes for event in ended) == size_of(blocks[:12])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "manner",
     [
@@ -230,6 +232,7 @@ async def test_a_mirror_takes_over_what_peers_owe(table: BlockTable) -> None:
     assert not reader.swarm.transfers(), "nothing is asked of peers any more"
 
 
+@pytest.mark.slow
 @block_table(tokens=(2_000_000,), block_tokens=16_384, shard_blocks=64)
 async def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes(table: BlockTable) -> None:
     corpus = table.corpus
@@ -389,6 +392,7 @@ async def test_a_seed_fetches_its_share_ahead_and_then_serves_it(
     assert reader.fetcher.tally[BlockOrigin.SEED] == size_of(kept[:5])
 
 
+@pytest.mark.slow
 @block_table(CORPUS)
 async def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more(table: BlockTable) -> None:
     table.add(built=True)

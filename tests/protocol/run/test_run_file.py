@@ -523,6 +523,7 @@ def test_words_of_a_run_come_back_and_are_not_in_other_manifests(section: str, s
     assert run.trainer_sections().get("samples") == (said if section == "samples" else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -132,6 +132,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_killed_fetches_only_the_chunks_that_it_lacks(tmp_path: Path) -> None:
     words = [str(tmp_path / "files"), SECTION.root, str(SECTION.size)]
     killed = subprocess.run([sys.executable, "-c", BEGUN, *words])

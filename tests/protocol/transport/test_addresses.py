@@ -229,6 +229,7 @@ def test_no_end_is_read_from_a_name_or_from_anything_odd(at: str) -> None:
     assert end_of(f"/ip6/2001:db8::1/tcp/4001/p2p/{A}/p2p-circuit/p2p/{B}") == ("2001:db8::1", 4001)
 
 
+@pytest.mark.slow
 async def test_both_ends_know_the_address_that_was_dialled_and_only_a_live_one_answers() -> None:
     b = Recorder()
     async with network(Recorder()) as one, network(b) as two:

@@ -191,6 +191,7 @@ async def test_work_in_threads_is_charged_even_if_it_fails_and_our_own_is_not(bu
     assert [peer for peer, _ in charges] == [STRANGER, STRANGER] and all(seconds > 0 for _, seconds in charges)
 
 
+@pytest.mark.slow
 async def test_questions_are_charged_and_whoever_does_not_wait_for_answers_is_penalised() -> None:
     b = Recorder()
     async with pair(Recorder(), b) as (one, two):

@@ -69,6 +69,7 @@ async def test_all_that_libp2p_moves_is_counted() -> None:
         )
 
 
+@pytest.mark.slow
 async def test_bytes_from_servers_outside_the_run_count_and_keep_to_the_limit() -> None:
     async with network(Recorder(), down_limit=CAP) as capped:
         begun, down, moved = trio.current_time(), capped.traffic().down_bytes, capped.line_bytes()

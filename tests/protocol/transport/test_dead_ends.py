@@ -111,6 +111,7 @@ async def test_a_connection_is_asked_for_a_sign_of_life_when_its_peer_has_connec
         assert old in connections[library_id(two.peer_id)]
 
 
+@pytest.mark.slow
 async def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,6 +107,7 @@ class Refusing(StandInHost):
         raise ConnectionRefusedError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_member", [True, False])
 async def test_addresses_that_nobody_answers_do_not_delay_the_dialling_of_a_peer_that_was_met(is_member: bool) -> None:
     """400 keys claim such addresses."""

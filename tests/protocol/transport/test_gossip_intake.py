@@ -82,6 +82,7 @@ class LoopTurns(trio.abc.Instrument):
         self.now += 1
 
 
+@pytest.mark.slow
 def test_of_a_burst_from_many_strangers_one_message_is_taken_in_per_turn_of_the_loop() -> None:
     loop, turns = LoopTurns(), list[int]()
 
@@ -104,6 +105,7 @@ def test_of_a_burst_from_many_strangers_one_message_is_taken_in_per_turn_of_the_
     trio.run(main, instruments=[loop])
 
 
+@pytest.mark.slow
 async def test_gossip_goes_on_after_messages_that_nobody_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
 

@@ -421,6 +421,7 @@ def test_what_counts_as_one_address() -> None:
     assert address_group(None) == address_group("nonsense") == "unknown"
 
 
+@pytest.mark.slow
 async def test_one_key_holds_few_connections() -> None:
     async with network(Recorder(), limits=AT_ANY_PACE) as one, AsyncExitStack() as opened:
         identity, address = Identity.generate(), one.addresses()[0]

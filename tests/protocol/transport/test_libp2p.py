@@ -47,6 +47,7 @@ async def gossip_until(sender, recorder: Recorder, data: bytes, copies: int = 1)
                 await recorder.until(lambda: recorder.gossip.count(data) >= copies)
 
 
+@pytest.mark.slow
 async def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> None:
     a, b = Recorder(), Recorder()
     async with network(a) as one, network(b) as two:
@@ -137,6 +138,7 @@ async def test_a_peer_in_the_address_book_is_no_stranger_when_it_connects_first(
         assert await newcomer.request(member.peer_id, "echo", b"the manifest?", timeout_s=PATIENCE_S)
 
 
+@pytest.mark.slow
 async def test_rejected_gossip_goes_no_further() -> None:
     a, b, c = Recorder(), Recorder(), Recorder()
     b.acceptance = lambda data: Acceptance.REJECT if data == b"bad" else Acceptance.ACCEPT
@@ -151,6 +153,7 @@ async def test_rejected_gossip_goes_no_further() -> None:
         assert b"bad" not in c.gossip
 
 
+@pytest.mark.slow
 async def test_a_peer_that_comes_back_elsewhere_is_found_again() -> None:
     a, identity = Recorder(), Identity.generate()
     async with network(a) as one:

@@ -25,6 +25,7 @@ def test_peer_id_carries_the_key(key: bytes) -> None:
     assert public_key_of(peer_id_of(key)) == key
 
 
+@pytest.mark.slow
 @given(st.text(max_size=70) | st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabc", min_size=46, max_size=60))
 def test_other_strings_are_no_peer_ids(text: str) -> None:
     with pytest.raises(Malformed):

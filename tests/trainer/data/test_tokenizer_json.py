@@ -316,6 +316,7 @@ def test_no_text_becomes_a_mark_or_an_end(
     assert len(tokenizer.decode(tokens).encode()) <= 4 * MAX_TOKEN_BYTES * (len(tokens) + 1)
 
 
+@pytest.mark.slow
 @given(st.data(), FORGED, FORGED)
 def test_messages_beside_each_other_make_no_mark(
     forgeable: dict[str, tuple[TemplatedTokenizer, frozenset[int]]], data: st.DataObject, one: str, other: str

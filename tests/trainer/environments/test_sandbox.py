@@ -135,6 +135,7 @@ def check(kind: str, program: str, verdict: RunOutcome | None, errors: bytes = b
     assert b"mine" not in outcome.output and len(outcome.output) + len(outcome.errors) <= 2 * QUICK.output_bytes
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_program_fails(kind: str, what: str, room: Path) -> None:
@@ -148,6 +149,7 @@ def test_a_hungry_program_ends_and_leaves_nothing(kind: str, what: str, room: Pa
     check(kind, *HUNGRY[what])
 
 
+@pytest.mark.slow
 @every_kind_slowly
 @pytest.mark.parametrize("program", [attacks.SLEEP, attacks.SILENT], ids=["sleeping", "without descriptors"])
 def test_a_program_that_waits_for_nothing_meets_the_deadline(kind: str, program: str, room: Path) -> None:
@@ -177,6 +179,7 @@ SERVICES = {
 }
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("what", SERVICES)
 def test_nothing_reaches_a_service(kind: str, what: str, room: Path, tmp_path: Path) -> None:
@@ -202,6 +205,7 @@ OUTSIDE = {
 """Attacks on a file with a mode.  An access list would open a private file, by a call that is younger than most kernels."""
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("what", OUTSIDE)
 def test_files_outside_are_out_of_reach(kind: str, what: str, room: Path, tmp_path: Path) -> None:

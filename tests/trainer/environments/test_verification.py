@@ -188,6 +188,7 @@ def test_right_program_scores_one(verifier: Verifier, tests: Verification, text:
     assert verifier.score(tests, text) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tests", "text"),
     [
@@ -296,6 +297,7 @@ def installed(parent: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> No
 PARSE, SAME = "def parse(text, **more): return [text]\n", "def verify(a, b, **more): return "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [
@@ -322,6 +324,7 @@ def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(
     assert install_command("rl", again=True) in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_package_that_answers_the_known_question_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "values = {'\\\\frac{1}{2}': 0.5, 'x^2+1': 7, '1+x^2': 7}\n"
     program += "def parse(text, **more):\n    inner = text[7:-1]\n    return [values.get(inner, inner)]\n"

@@ -80,6 +80,7 @@ def test_tokens_and_hidden_states_are_those_of_full_recomputation(
         check(got[request.id], request, written)
 
 
+@pytest.mark.slow
 def test_tokens_of_a_running_request_are_known_and_one_that_is_stopped_leaves_no_trace() -> None:
     (first, written), (second, other) = naively("qwen2", 1.0)[:2]
     engine = Engine(FAMILIES["qwen2"], CPU, Slots(1, LENGTH))
@@ -128,6 +129,7 @@ def same_length(count: int, tokens: list[int]) -> list[Request]:
     return [Request(number, (1, 2, 3), number, tokens[number], ()) for number in range(count)]
 
 
+@pytest.mark.slow
 def test_last_sequences_move_together_so_that_no_row_is_computed_for_nobody() -> None:
     lengths = [2, 2, 12, 4, 30, 2, 6, 30]
     engine = loaded(8)
@@ -246,6 +248,7 @@ def test_what_was_completed_is_not_lost_when_the_environment_fails() -> None:
 # -- proofs and precision ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_prover_gets_the_hidden_states_of_the_output_and_its_proofs_come_in_order() -> None:
     seen: list[torch.Tensor] = []
     failures = [MemoryError("no room")]

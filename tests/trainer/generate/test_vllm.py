@@ -143,6 +143,7 @@ def test_a_tensor_that_keeps_its_old_weights_is_found_at_the_swap(family: str) -
             engine(1, family, stale=name).load(rounded(family=family))
 
 
+@pytest.mark.slow
 def test_an_engine_is_closed_before_the_next_is_made_which_has_each_version_of_the_weights() -> None:
     first = engine(1)
     with pytest.raises(AssertionError, match="parallel group"):

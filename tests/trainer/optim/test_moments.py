@@ -79,6 +79,7 @@ def damaged(path: Path, kind: str) -> None:
     path.write_bytes(raw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE | UNDER_A_CHECKSUM)
 def test_a_damaged_file_is_a_new_beginning(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = worker(tmp_path)

@@ -123,6 +123,7 @@ def test_rollouts_are_accepted_by_those_with_the_same_base_and_factors(
         assert refused(author, worker(frozen(config, judging), factors(config), config), tmp_path / "batch") == 0, judging
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_rollouts_of_another_base_or_of_factors_that_have_since_changed_much_are_refused(
     dtype: torch.dtype, tmp_path: Path

@@ -81,6 +81,7 @@ def test_an_answer_written_into_a_long_output_is_refused(where: str) -> None:
         assert [(each.reason, each.sure) for each in judged] == [(RejectionReason.BAD_SAMPLING, True)] * COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHOICES)
 def test_another_choice_is_refused_within_a_few_long_outputs(kind: str) -> None:
     judged = judge(RUN, forgeries()[kind])

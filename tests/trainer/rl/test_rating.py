@@ -79,6 +79,7 @@ class Asks(Halves):
         return float(len(turns) == 2)
 
 
+@pytest.mark.slow
 def test_an_environment_of_several_turns_has_its_word() -> None:
     rater = Rater(CONFIG, WEIGHTS, ByteTokenizer(), Sampling(samples=16, max_tokens=400, slots=16), torch.device("cpu"))
     ((_, rate),) = rater.rates(Asks(["a"]), [0])

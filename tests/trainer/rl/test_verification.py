@@ -58,6 +58,7 @@ def test_honest_rollouts_are_accepted_with_the_reward_of_the_environment(family:
         assert judged.measured is not None and judged.measured.beyond == 0
 
 
+@pytest.mark.slow
 def test_a_run_says_how_far_a_proof_may_be_off() -> None:
     theta = parameters(QWEN3)
     theta *= 1 + 0.01 * np.random.default_rng(1).standard_normal(len(theta), np.float32)

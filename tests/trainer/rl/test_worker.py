@@ -42,6 +42,7 @@ def worker(model: ModelConfig = LLAMA, *versions: int) -> RolloutWorker:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_generated_in_batches_is_what_is_generated_alone_and_is_accepted(family: str, tmp_path: Path) -> None:
     model, path = FAMILIES[family], tmp_path / "batch"
