@@ -155,10 +155,14 @@ class Exchanges:
         for running in self._running.values():
             running.exchange.peer_alive(peer, restarted=restarted)
 
-    def discard(self) -> None:
-        """Discard the files that became no record's result, because the round is over."""
+    def close(self) -> None:
+        """Discard the files that became no record's result, and forget all exchanges, because the round is over.
+
+        A result's file lies on the disk, and its descriptor is open, until nothing refers to its mapping.
+        """
         for running in self._running.values():
             running.file.discard()
+        self._running.clear()
 
 
 # ------------------------------------------------------------------------------------------------------------------------

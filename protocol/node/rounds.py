@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -103,7 +104,7 @@ class RunningRound:
         self.work, self.inbox = self._contributor.work_on(base), Inbox(self.session)
         ahead_s = self._contributor.ahead_s(self.work)
         self.machine.note_training(ahead_s)
-        self.exchanges = Exchanges(self.session, self._replica, rounds.offload, lambda: self.inbox.note(ExchangeMoved()))
+        self.exchanges = Exchanges(self.session, self._replica, rounds.offload, partial(self.inbox.note, ExchangeMoved()))
         auditor = Auditor(self.session, self._replica, rounds.offload, peers.membership, self.work)
         self._obtainer = ResultObtainer(self._replica, rounds.offload, rounds.sources, auditor, self.exchanges)
         self._surroundings = Surroundings(me, peers.membership, base)
@@ -126,7 +127,7 @@ class RunningRound:
                 nursery.cancel_scope.cancel()
         finally:
             self._remember_stalls()
-            self.exchanges.discard()
+            self.exchanges.close()
         assert self._outcome is not None
         return self._outcome
 

@@ -6,6 +6,7 @@ healing and the return from crashes by the bounds of the scenarios.
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.events.events import Event, ExchangeFinished
 from protocol.run.manifest import Outer, OuterSection, SignedManifest
 from protocol.trainer_link import Contribution
@@ -264,3 +266,21 @@ def test_a_peer_whose_training_fails_says_so_and_lives_on() -> None:
 
     run = holds(simulate(3, scenario))
     assert any("training failed (loss inf)" in line for line in run.trace)
+
+
+def test_nothing_of_an_exchange_waits_for_the_garbage_collector() -> None:
+    """A result's file keeps its place on the disk, and its descriptor, as long as anything refers to its mapping."""
+    left: list[int] = []
+
+    async def scenario(world: World) -> None:
+        await begin(world, 2)
+        gc.collect()
+        gc.disable()
+        try:
+            await world.until_round(8, within_s=120.0)
+            left.append(sum(isinstance(each, ExchangeRunner) for each in gc.get_objects()))
+        finally:
+            gc.enable()
+
+    holds(simulate(3, scenario, weather=None))
+    assert left[0] <= 3, "those of the running round, one of each peer"
