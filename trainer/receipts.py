@@ -77,13 +77,14 @@ class GradientProjection:
         return torch.stack([part.sum(dim=1) for part in mixed_btw.split(sizes, dim=1)], dim=1)
 
 
-def _quantised(projections_bpw: Tensor) -> npt.NDArray[np.int8]:
-    """Return projections as whole numbers up to `LARGEST`, each part scaled by itself."""
+def receipts_of(losses_b: Tensor, projections_bpw: Tensor) -> Receipts:
+    """Return the receipts of rows with these losses (B,) and projections (B, PARTS, WIDTH); wait for their device."""
+    receipts = np.zeros(len(losses_b), RECEIPT)
+    receipts["loss"] = losses_b.detach().float().cpu().numpy()
     values = projections_bpw.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0)
     largest = values.abs().amax(dim=-1, keepdim=True)
-    scaled = torch.where(largest > 0, values / largest, 0.0) * LARGEST
-    quantised: npt.NDArray[np.int8] = scaled.round().to(torch.int8).numpy()
-    return quantised
+    receipts["projections"] = (torch.where(largest > 0, values / largest, 0.0) * LARGEST).round().to(torch.int8).numpy()
+    return receipts
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -140,11 +141,10 @@ class ReceiptKeeper:
 
     def take(self) -> Receipts:
         """Return the receipts of the last step; wait for the device."""
-        receipts = np.zeros(sum(len(losses) for losses, _ in self._found), RECEIPT)
-        if self._found:
-            receipts["loss"] = np.concatenate([losses.float().cpu().numpy() for losses, _ in self._found])
-            receipts["projections"] = np.concatenate([_quantised(projections) for _, projections in self._found])
-        return receipts
+        if not self._found:
+            return np.zeros(0, RECEIPT)
+        losses_b, projections_bpw = (torch.cat(each) for each in zip(*self._found, strict=True))
+        return receipts_of(losses_b, projections_bpw)
 
 
 def receipts_at(model: Decoder, objective: Objective[Any], rows: StepRows, z_loss: float, seed: int, most: int) -> Receipts:
