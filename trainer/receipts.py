@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer.device import on_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import F64, Objective, StepRows
 
@@ -135,7 +136,7 @@ class ReceiptKeeper:
         units_u, weights_u: losses and weights of the rows' units (`trainer.objective`).  All rows of a unit get its loss.
         """
         assert self._latest is not None, "no backward pass within a step"
-        losses_u = units_u.detach() / torch.from_numpy(np.maximum(weights_u, 1.0)).to(units_u)
+        losses_u = units_u.detach() / on_device(np.maximum(weights_u, 1.0).astype(np.float32), units_u.device)
         self._found.append((losses_u.repeat_interleave(len(self._latest) // len(losses_u)), self._latest))
         self._latest = None
 
@@ -188,12 +189,17 @@ def part_cosines(claimed: Receipts, audited: Receipts) -> F64:
     return found
 
 
+def mean_of_parts(parts: F64) -> F64:
+    """Return the mean of the cosines of parts, (..., PARTS), that are not nan; nan if all are."""
+    known = ~np.isnan(parts)
+    counts = known.sum(axis=-1)
+    found: F64 = np.where(counts > 0, np.where(known, parts, 0.0).sum(axis=-1) / np.maximum(counts, 1), np.nan)
+    return found
+
+
 def cosines(claimed: Receipts, audited: Receipts) -> F64:
     """Return the mean cosine of the parts of each row, (B,); nan for a row without a gradient, which says nothing."""
-    parts_bp = part_cosines(claimed, audited)
-    counts_b = (~np.isnan(parts_bp)).sum(axis=1)
-    found: F64 = np.where(counts_b > 0, np.nansum(parts_bp, axis=1) / np.maximum(counts_b, 1), np.nan)
-    return found
+    return mean_of_parts(part_cosines(claimed, audited))
 
 
 class ReceiptVerdict(Enum):
