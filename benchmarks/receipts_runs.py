@@ -46,7 +46,8 @@ from trainer.receipts import (
 )
 from trainer.worker import Task, Worker
 
-F32, F64 = npt.NDArray[np.float32], npt.NDArray[np.float64]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 CPU = torch.device("cpu")
 SHAPE = ModelConfig(vocab=256, dim=64, layers=2, heads=2, kv_heads=1, ffn=192, rope_base=1e4, norm_eps=1e-5, tied=True)
 MODELS = {
@@ -139,8 +140,8 @@ class Bench:
         places, data = self._places(case.kind), data_of(adapters.Rows(case.rows, LENGTH))
         inner = inner_of(RATES[case.size] * case.rate, weight_decay=0.1).changed(optimizer=case.optimizer)
         form = {"format": "chat"} if case.kind == "chat" else {"documents": case.kind}
-        where = {"files": places["files"], "blocks": tuple(places["blocks"])}
-        exchange = {"codec": "int4", "fragments": case.fragments, "delay": case.delay}
+        where: dict[str, Any] = {"files": places["files"], "blocks": tuple(places["blocks"])}
+        exchange: dict[str, Any] = {"codec": "int4", "fragments": case.fragments, "delay": case.delay}
         return TrainingConfig(case.seed, MODELS[case.size], data.changed(**form), inner, 1 << 16, CHUNK, **where, **exchange)
 
     def start(self, case: Case) -> F32:
@@ -287,7 +288,7 @@ class Swarm:
             [self.leased(number, round, step + other) for step in range(done)],
             case.warm + round * self.round_steps,
         )
-        streamed = {"fragment": round % case.fragments, "continues": self.config.is_streamed and round > 0}
+        streamed: dict[str, Any] = {"fragment": round % case.fragments, "continues": self.config.is_streamed and round > 0}
         task = Task(round, rows, done, first, **streamed)
 
         def after_step(*_: Any) -> bool:
@@ -466,7 +467,8 @@ def fitted(worker: Worker, model: Decoder, number: int) -> Tensor:
         square += inputs.T @ inputs
         product += inputs.T @ gradients(worker, model, rows, at_top=False)[1].flatten(0, 1)
     ridge = 1e-3 * square.diagonal().mean()
-    return torch.linalg.solve(square + ridge * torch.eye(6 * width), product)
+    matrix: Tensor = torch.linalg.solve(square + ridge * torch.eye(6 * width), product)
+    return matrix
 
 
 CHEATS: Mapping[str, Cheat] = {
@@ -476,7 +478,7 @@ CHEATS: Mapping[str, Cheat] = {
     "stale": stale,
     "own data": lambda swarm, number, round, sent: swarm.train(number, round, other=OTHER_STEP),
     **{
-        f"{int(100 * share)} %{', scaled' if scaled else ''}": some_steps(share, scaled)
+        f"{int(100 * share)} %{' scaled' if scaled else ''}": some_steps(share, scaled)
         for share in (0.1, 0.5, 0.9)
         for scaled in (False, True)
     },
@@ -576,7 +578,7 @@ def run(bench: Bench, case: Case) -> Outcome:
     judge, contributions = swarm.workers[-1], list[Contribution]()
     for round in range(case.fragments, len(held) - case.fragments + 1):
         wanted = sorted({place for each in held[round].sent for place in each.places})
-        found = {}
+        found: dict[tuple[int, int], Receipts] = {}
         for place in wanted:
             which = [number for number, each in enumerate(held[round].sent) if place in each.places]
             some = [held[round].sent[number] for number in which]

@@ -75,7 +75,7 @@ class GradientProjection:
         mixed_btw = (gradient_btd.float() @ self._of_width).mul_(self._of_tokens[:length])
         ends = [length * part // PARTS for part in range(PARTS + 1)]
         sizes = [end - start for start, end in pairwise(ends)]
-        return torch.stack([part.sum(dim=1) for part in mixed_btw.split(sizes, dim=1)], dim=1)
+        return torch.stack([part.sum(dim=1) for part in torch.split(mixed_btw, sizes, dim=1)], dim=1)
 
 
 def receipts_of(losses_b: Tensor, projections_bpw: Tensor) -> Receipts:
@@ -123,7 +123,7 @@ class ReceiptKeeper:
             return None
         if not output.requires_grad:  # of a frozen embedding
             output = output.detach().requires_grad_()
-        output.register_hook(self._project)
+        output.register_hook(self._project)  # type: ignore[no-untyped-call]
         return output
 
     @torch.no_grad()
@@ -215,13 +215,13 @@ class VerdictRule:
     """Rule of the verdict.
 
     least_level: level below which there is no verdict.  mean: share of the level under which the mean of the rows is
-    suspect.  low, low_share: cosine of a low row, and share of low rows from which an audit is suspect.
+    suspect.  low, low_rows: cosine below which a row is low, and number of low rows that are suspect.
     """
 
     least_level: float = 0.8
     mean: float = 0.75
     low: float = 0.35
-    low_share: float = 0.25
+    low_rows: int = 2
 
 
 RULE = VerdictRule()
@@ -235,5 +235,5 @@ def verdict(cosines_r: F64, level: float, rule: VerdictRule = RULE) -> ReceiptVe
     known = cosines_r[~np.isnan(cosines_r)]
     if not level >= rule.least_level or not known.size:
         return ReceiptVerdict.NONE
-    is_low = (known < rule.low).mean() >= rule.low_share
+    is_low = (known < rule.low).sum() >= rule.low_rows
     return ReceiptVerdict.SUSPECT if is_low or known.mean() < rule.mean * level else ReceiptVerdict.SOUND

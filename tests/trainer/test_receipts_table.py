@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def mean(outcome: Outcome, *, honest: bool) -> float:
 
 
 @pytest.mark.parametrize("change", [{}, {"optimizer": "muon"}, {"kind": "masked"}, {"fragments": 2, "delay": 1}])
-def test_honest_members_are_alike_to_their_auditors(bench: Bench, change: dict[str, object]) -> None:
+def test_honest_members_are_alike_to_their_auditors(bench: Bench, change: dict[str, Any]) -> None:
     outcome = run(bench, replace(TINY, **change))
     assert mean(outcome, honest=True) > 0.9
     assert {each.round for each in outcome.contributions} == ({1} if "fragments" not in change else {2, 3})
