@@ -43,17 +43,19 @@ def test_the_first_step_of_a_round_is_audited_exactly(bench: Bench) -> None:
         assert np.allclose(each.rows[0], 1, atol=1e-3) and np.abs(each.losses[0]).max() < 1e-2
 
 
-@pytest.mark.parametrize("cheat", ["zeros", "copy", "stale", "own data", "map"])
+@pytest.mark.parametrize("cheat", ["zeros", "copy", "stale", "own data"])
 def test_cheats_that_compute_no_leased_row_are_not(bench: Bench, cheat: str) -> None:
     outcome = run(bench, replace(TINY, cheat=cheat, hostile=1))
     assert mean(outcome, honest=True) > 0.9 > mean(outcome, honest=False) + 0.1
 
 
-@pytest.mark.parametrize("cheat", sorted(set(CHEATS) - {"zeros", "copy", "stale", "own data", "map"}))
-def test_each_cheat_takes_part(bench: Bench, cheat: str) -> None:
+@pytest.mark.parametrize("cheat", sorted(set(CHEATS) - {"zeros", "copy", "stale", "own data"}))
+def test_other_cheats_are_not_either_unless_they_pass_forward_through_layers_that_are_still_random(
+    bench: Bench, cheat: str
+) -> None:
     outcome = run(bench, replace(TINY, cheat=cheat, hostile=1))
     assert [each.honest for each in outcome.contributions] == [False, True, True]
-    assert (mean(outcome, honest=False) > 0.9) == (cheat == "no weight gradients")
+    assert (mean(outcome, honest=False) > 0.9) == (cheat in ("forward", "map", "no weight gradients"))
 
 
 def test_public_weights_end_at_the_mean_of_the_members(bench: Bench) -> None:
@@ -77,6 +79,7 @@ def test_the_last_line_is_the_table_as_json(
 
     monkeypatch.setattr(receipts, "run", small)
     monkeypatch.setattr(receipts, "DRAWS", 50)
+    monkeypatch.setattr(receipts, "SCORE_DRAWS", 5)
     arguments = ["--groups", "base,cheats", "--cheats", "zeros", "--json", "--save", str(tmp_path / "runs")]
     assert receipts.main(arguments) == receipts.main(arguments) == 0
     assert len(ran) == 2, "finished runs are kept"
