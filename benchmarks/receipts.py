@@ -8,9 +8,8 @@ not audited.  An auditor recomputes a row of inner step j at weights that everyb
 moment, less j / H of the round's mean result.  In a streamed run each fragment has its own result and its own j.
 
 A run's rows are audited once, and audits are drawn from their cosines: 8 rows, 2 of each of 4 inner steps, compared with 16
-rows of an honest auditor from the same round; a suspect gets a second draw of 16 rows.  "false" counts honest contributions
-that are suspect twice; "none" counts audits below the level from which there is a verdict.  "found" is the number of
-contributions until a cheat is found with a probability of 95 %, if it is audited with probability 1/2, and always.
+rows of an honest auditor from the same steps; a suspect gets a second draw of 16 rows.  Two rules decide (`RULES`).  A cheat
+is audited with probability 1/2, or always, and the table has the contributions until it is found with a probability of 95 %.
 
 Cheats take part in their run: their contributions change the shared weights.  "forward" claims the gradient at the top of
 the layers in place of that at the embedding; "map" claims a linear map of it and of its sums over later tokens, fitted by
@@ -60,6 +59,7 @@ from kernels.schedule import Place
 from trainer.receipts import (
     RULE,
     ReceiptVerdict,
+    VerdictRule,
     receipts_at,
     verdict,
 )
@@ -77,24 +77,16 @@ SCORE_DRAWS, FALSE_SHARE = 400, 1e-3
 
 @dataclass
 class Draw:
-    """Audit of some rows.  rows, parts, losses: of the audited contribution.  own: cosines of the auditor's rows.
-
-    own_means: mean of the auditor's rows of the inner step of each audited row.
-    """
+    """Audit of some rows.  rows, parts, losses: of the audited contribution.  own: cosines of the auditor's rows."""
 
     rows: F64
     parts: F64
     losses: F64
     own: F64
-    own_means: F64
 
     @property
     def level(self) -> float:
         return float(np.nanmean(self.own))
-
-    @property
-    def verdict(self) -> ReceiptVerdict:
-        return verdict(self.rows, self.level)
 
 
 Pair = tuple[Contribution, Contribution]
@@ -123,41 +115,35 @@ def draw(random: np.random.Generator, pair: Pair, steps: int, rows: int) -> Draw
         checked.parts[at],
         checked.losses[at],
         own.rows[np.repeat(own_places, own_count), own_picks],
-        np.repeat(np.nanmean(own.rows[own_places], axis=1), count),
     )
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Verdicts of drawn audits.  suspect: after the first draw.  found: after the second."""
-
-    draws: int
-    none: int
-    suspect: int
-    found: int
-    mean_level: float
-    least_level: float
-
-    @property
-    def contributions(self) -> list[int | None]:
-        """Contributions until a cheat is found with 95 %, audited with `CHANCE` and always; None if it is hardly ever."""
-        rates = [share * self.found / self.draws for share in (CHANCE, 1.0)]
-        return [
-            None if rate < 1e-3 else 1 if rate >= 0.95 else math.ceil(math.log(0.05) / math.log1p(-rate)) for rate in rates
-        ]
+RULES: Mapping[str, VerdictRule] = {"rows": RULE, "mean": VerdictRule(0.6, 0.7, low=-1.0)}
+"""The rule as designed, and one that compares means alone, also at lower levels."""
 
 
-def counted(chosen: Sequence[Pair]) -> Counts:
-    """Audit `DRAWS` contributions as the rule says."""
-    random, verdicts, levels, found = np.random.default_rng(1), list[ReceiptVerdict](), list[float](), 0
+def contributions_until(found: float) -> list[int | None]:
+    """Return the contributions until a cheat is found with 95 %, audited with `CHANCE` and always; None for hardly ever.
+
+    found: share of audits that find it.
+    """
+    rates = [share * found for share in (CHANCE, 1.0)]
+    return [None if rate < 1e-3 else 1 if rate > 0.95 else math.ceil(math.log(0.05) / math.log1p(-rate)) for rate in rates]
+
+
+def counted(chosen: Sequence[Pair], rule: VerdictRule) -> dict[str, Any]:
+    """Audit `DRAWS` contributions, and return the shares without a verdict, suspect at first, and found in the end."""
+    random, levels, none, suspect, found = np.random.default_rng(1), list[float](), 0, 0, 0
     for number in random.integers(len(chosen), size=DRAWS):
         first = draw(random, chosen[number], *FIRST)
         levels.append(first.level)
-        verdicts.append(first.verdict)
-        if first.verdict is ReceiptVerdict.SUSPECT:
-            found += draw(random, chosen[number], *SECOND).verdict is ReceiptVerdict.SUSPECT
-    none, suspect = (verdicts.count(each) for each in (ReceiptVerdict.NONE, ReceiptVerdict.SUSPECT))
-    return Counts(DRAWS, none, suspect, found, statistics.fmean(levels), min(levels))
+        outcome = verdict(first.rows, first.level, rule)
+        none += outcome is ReceiptVerdict.NONE
+        if outcome is ReceiptVerdict.SUSPECT:
+            suspect, second = suspect + 1, draw(random, chosen[number], *SECOND)
+            found += verdict(second.rows, second.level, rule) is ReceiptVerdict.SUSPECT
+    shares = {"none": none / DRAWS, "suspect": suspect / DRAWS, "found": found / DRAWS}
+    return shares | {"mean_level": statistics.fmean(levels), "least_level": min(levels)}
 
 
 Score = Callable[[Draw], float]
@@ -171,7 +157,6 @@ SCORES: Mapping[str, tuple[Score, tuple[int, int]]] = {
     "mean over level, 4 rows": (over_level, (4, 1)),
     "mean over level, 8": (over_level, FIRST),
     "mean over level, 16": (over_level, SECOND),
-    "mean less own of the step, 8": (lambda drawn: float(np.nanmean(drawn.rows - drawn.own_means)), FIRST),
     "rank among own rows, 8": (lambda drawn: float((drawn.rows[:, None] >= drawn.own).mean()), FIRST),
     "second lowest row, 8": (lambda drawn: float(np.sort(drawn.rows)[1]), FIRST),
     "lowest of four parts' means, 8": (lambda drawn: float(np.nanmin(np.nanmean(drawn.parts, axis=0))), FIRST),
@@ -248,29 +233,32 @@ def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
     for honest, name in ((True, "honest"), (False, "cheats")):
         rows = [each.rows.ravel() for each in outcome.contributions if each.honest is honest]
         if rows:
-            counts = counted(pairs(outcome.contributions, honest=honest))
-            row[name] = {"cosine": float(np.nanmean(np.concatenate(rows))), "rows": sum(map(len, rows)), **asdict(counts)}
-            row[name]["contributions"] = counts.contributions
+            chosen = pairs(outcome.contributions, honest=honest)
+            row[name] = {"cosine": float(np.nanmean(np.concatenate(rows))), "rows_audited": sum(map(len, rows))}
+            row[name] |= {rule: counted(chosen, words) for rule, words in RULES.items()}
     return row
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> None:
-    print("| run | seed | loss | rows | honest cosine | level, mean (least) | none | suspect | false, per 1000 |")
-    print(9 * "|---" + "|")
+    print("\nper 1000: audits without a verdict, suspect after the first draw, and after the second\n")
+    print(f"| run | seed | loss | rows | cosine | level (least) | {' | '.join(RULES)} |\n" + (6 + len(RULES)) * "|---" + "|")
     for row in rows:
         found = row["honest"]
-        shares = " | ".join(f"{1000 * found[name] / found['draws']:.1f}" for name in ("none", "suspect", "found"))
-        level = f"{found['mean_level']:.3f} ({found['least_level']:.3f})"
-        about = f"{row['name']} | {row['case']['seed']} | {row['loss']:.4f} | {found['rows']}"
-        print(f"| {about} | {found['cosine']:.3f} | {level} | {shares} |")
+        counts = [", ".join(f"{1000 * found[rule][name]:.1f}" for name in ("none", "suspect", "found")) for rule in RULES]
+        level = "{mean_level:.3f} ({least_level:.3f})".format(**found["rows"])
+        about = f"{row['name']} | {row['case']['seed']} | {row['loss']:.4f} | {found['rows_audited']}"
+        print(f"| {about} | {found['cosine']:.3f} | {level} | {' | '.join(counts)} |")
     if any("cheats" in row for row in rows):
-        print("\n| cheat | seed | cosine | none | found | contributions | always audited | loss |\n" + 8 * "|---" + "|")
+        print("\nfound by an audit: contributions until found, and if always audited\n")
+        print(f"| cheat | seed | loss | cosine | {' | '.join(RULES)} |\n" + (4 + len(RULES)) * "|---" + "|")
     for row in rows:
         if (found := row.get("cheats")) is not None:
-            until = " | ".join("never" if each is None else str(each) for each in found["contributions"])
-            none, hits = found["none"] / found["draws"], found["found"] / found["draws"]
-            about = f"{row['name']} | {row['case']['seed']} | {found['cosine']:.3f}"
-            print(f"| {about} | {none:.3f} | {hits:.3f} | {until} | {row['loss']:.4f} |")
+            cells = []
+            for share in (found[rule]["found"] for rule in RULES):
+                until = ", ".join("never" if each is None else str(each) for each in contributions_until(share))
+                cells.append(f"{share:.3f}: {until}")
+            about = f"{row['name']} | {row['case']['seed']} | {row['loss']:.4f}"
+            print(f"| {about} | {found['cosine']:.3f} | {' | '.join(cells)} |")
     if lines:
         columns = list(lines[0]["below"])
         print(f"\n| score | {' | '.join(columns)} |\n" + (1 + len(columns)) * "|---" + "|")
@@ -348,10 +336,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = {f"{case.name}, seed {case.seed}": progress.outcomes[case].contributions for case in cases}
     lines = list(scores(runs)) if any(case.cheat for case in cases) else []
     print_rows(rows, lines)
-    false = sum(row["honest"]["found"] for row in rows)
+    false = {rule: max(row["honest"][rule]["found"] for row in rows) for rule in RULES}
     if options.json:
-        print(json.dumps({"rule": asdict(RULE), "false": false, "rows": rows, "scores": lines}))
-    return 1 if false else 0
+        rules = {name: asdict(rule) for name, rule in RULES.items()}
+        print(json.dumps({"rules": rules, "false": false, "rows": rows, "scores": lines}))
+    return 1 if false["rows"] else 0
 
 
 if __name__ == "__main__":

@@ -84,5 +84,11 @@ def test_the_last_line_is_the_table_as_json(
     assert receipts.main(arguments) == receipts.main(arguments) == 0
     assert len(ran) == 2, "finished runs are kept"
     table = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert table["false"] == 0 and [row["case"]["cheat"] for row in table["rows"]] == ["", "zeros"]
-    assert table["rows"][1]["cheats"]["found"] > 45 and table["rows"][1]["cheats"]["contributions"] == [5, 1]
+    assert table["false"] == {"rows": 0, "mean": 0} and [row["case"]["cheat"] for row in table["rows"]] == ["", "zeros"]
+    assert table["rows"][1]["cheats"]["mean"]["found"] == 1
+
+
+def test_contributions_until_a_cheat_is_found() -> None:
+    assert receipts.contributions_until(1.0) == [5, 1]
+    assert receipts.contributions_until(0.2) == [29, 14]
+    assert receipts.contributions_until(0.0) == [None, None]
