@@ -105,16 +105,17 @@ def pairs(contributions: Sequence[Contribution], *, honest: bool) -> list[Pair]:
 def draw(random: np.random.Generator, pair: Pair, steps: int, rows: int) -> Draw:
     """Draw rows of a contribution, and `LEVEL_ROWS` of the auditor's own at the same shares of the round."""
     (checked, own), (most, width), (own_most, own_width) = pair, pair[0].rows.shape, pair[1].rows.shape
-    places = random.choice(most, min(steps, most), replace=False)
+    places = random.permutation(most)[:steps]
     own_places = np.round(places * (own_most - 1) / max(1, most - 1)).astype(int)
-    count, own_count = min(rows, width), min(-(-LEVEL_ROWS // len(places)), own_width)
-    at = np.repeat(places, count), np.concatenate([random.choice(width, count, replace=False) for _ in places])
-    own_picks = np.concatenate([random.choice(own_width, own_count, replace=False) for _ in places])
+    own_rows = -(-LEVEL_ROWS // len(places))
+    picks = random.random((len(places), width)).argsort(axis=1)[:, :rows]
+    own_picks = random.random((len(places), own_width)).argsort(axis=1)[:, :own_rows]
+    at = np.repeat(places, picks.shape[1]), picks.ravel()
     return Draw(
         checked.rows[at],
         checked.parts[at],
         checked.losses[at],
-        own.rows[np.repeat(own_places, own_count), own_picks],
+        own.rows[np.repeat(own_places, own_picks.shape[1]), own_picks.ravel()],
     )
 
 
@@ -131,19 +132,24 @@ def contributions_until(found: float) -> list[int | None]:
     return [None if rate < 1e-3 else 1 if rate > 0.95 else math.ceil(math.log(0.05) / math.log1p(-rate)) for rate in rates]
 
 
-def counted(chosen: Sequence[Pair], rule: VerdictRule) -> dict[str, Any]:
-    """Audit `DRAWS` contributions, and return the shares without a verdict, suspect at first, and found in the end."""
-    random, levels, none, suspect, found = np.random.default_rng(1), list[float](), 0, 0, 0
+def counted(chosen: Sequence[Pair]) -> dict[str, dict[str, float]]:
+    """Audit `DRAWS` contributions.
+
+    Returns for each rule the shares without a verdict, suspect at first, and found in the end, and the levels.
+    """
+    random, levels = np.random.default_rng(1), list[float]()
+    outcomes: dict[str, list[tuple[bool, bool, bool]]] = {name: [] for name in RULES}
     for number in random.integers(len(chosen), size=DRAWS):
-        first = draw(random, chosen[number], *FIRST)
+        first, second = draw(random, chosen[number], *FIRST), draw(random, chosen[number], *SECOND)
         levels.append(first.level)
-        outcome = verdict(first.rows, first.level, rule)
-        none += outcome is ReceiptVerdict.NONE
-        if outcome is ReceiptVerdict.SUSPECT:
-            suspect, second = suspect + 1, draw(random, chosen[number], *SECOND)
-            found += verdict(second.rows, second.level, rule) is ReceiptVerdict.SUSPECT
-    shares = {"none": none / DRAWS, "suspect": suspect / DRAWS, "found": found / DRAWS}
-    return shares | {"mean_level": statistics.fmean(levels), "least_level": min(levels)}
+        for name, rule in RULES.items():
+            verdicts = [verdict(each.rows, each.level, rule) for each in (first, second)]
+            suspect = verdicts[0] is ReceiptVerdict.SUSPECT
+            found = suspect and verdicts[1] is ReceiptVerdict.SUSPECT
+            outcomes[name].append((verdicts[0] is ReceiptVerdict.NONE, suspect, found))
+    level = {"mean_level": statistics.fmean(levels), "least_level": min(levels)}
+    means = {name: np.mean(each, axis=0).tolist() for name, each in outcomes.items()}
+    return {name: dict(zip(("none", "suspect", "found"), each, strict=True)) | level for name, each in means.items()}
 
 
 Score = Callable[[Draw], float]
@@ -235,7 +241,7 @@ def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
         if rows:
             chosen = pairs(outcome.contributions, honest=honest)
             row[name] = {"cosine": float(np.nanmean(np.concatenate(rows))), "rows_audited": sum(map(len, rows))}
-            row[name] |= {rule: counted(chosen, words) for rule, words in RULES.items()}
+            row[name] |= counted(chosen)
     return row
 
 
