@@ -109,16 +109,17 @@ class Case:
 
 
 def chats_at(folder: Path, texts: Texts) -> RunData:
-    """Return a corpus of chats in `folder`: the first third of the lines of each text asks, and the others answer."""
+    """Return a corpus of chats in `folder`: a line of a text asks, and the next lines answer."""
     if not folder.exists():
         path = folder.with_suffix(".jsonl")
         with path.open("w") as file:
-            for document in texts.documents()[::2]:
-                lines = document.text.splitlines(keepends=True)
-                asked, answered = "".join(lines[: len(lines) // 3]).strip(), "".join(lines[len(lines) // 3 :]).strip()
-                if asked and answered:
-                    chat = [{"role": "user", "content": asked[:200]}, {"role": "assistant", "content": answered[:300]}]
-                    file.write(json.dumps({"messages": chat}) + "\n")
+            for document in texts.documents():
+                lines = document.text.splitlines()
+                for first in range(0, len(lines) - 4, 5):
+                    asked, answered = lines[first].strip()[:30], "\n".join(lines[first + 1 : first + 5]).strip()[:80]
+                    if asked and answered:
+                        chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+                        file.write(json.dumps({"messages": chat}) + "\n")
         tokens = TokenFormat(CorpusKind.CHAT, template="plain", row_tokens=LENGTH + 1)
         build([BuildInput(SOURCE, path)], BuildOptions(tokens, workers=1), folder)
     return RunData((folder,), {})
@@ -145,10 +146,11 @@ class Bench:
         return TrainingConfig(case.seed, MODELS[case.size], data.changed(**form), inner, 1 << 16, CHUNK, **where, **exchange)
 
     def start(self, case: Case) -> F32:
-        """Return the weights after the warm start, on joined texts with AdamW."""
-        path = self._folder / f"start-{case.size}-{case.warm}-{case.seed}.npy"
+        """Return the weights after the warm start with AdamW, on joined texts or on chats."""
+        kind = "chat" if case.kind == "chat" else "joined"
+        path = self._folder / f"start-{case.size}-{case.warm}-{case.seed}{'-chat' if kind == 'chat' else ''}.npy"
         if not path.exists():
-            member = Worker(self.config(Case(case.seed, case.size, WARM_ROWS, rate=2.0)), CPU)
+            member = Worker(self.config(Case(case.seed, case.size, WARM_ROWS, rate=2.0, kind=kind)), CPU)
             theta = np.empty(member.config.model.parameters, np.float32)
             initial_parameters(member.config.model, case.seed, theta)
             member.work.load(theta)
