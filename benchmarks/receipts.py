@@ -58,9 +58,11 @@ from benchmarks.receipts_runs import (
 from kernels.schedule import Place
 from trainer.receipts import (
     RULE,
+    GradientProjection,
     ReceiptVerdict,
     VerdictRule,
     receipts_at,
+    receipts_of,
     verdict,
 )
 from trainer.worker import Worker
@@ -274,31 +276,24 @@ def print_rows(rows: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, A
 
 
 def cost(bench: Bench, case: Case, repeats: int) -> dict[str, Any]:
-    """Return the processor time that receipts add to a step, and that of an audited row over that of a trained row."""
-    workers = [Worker(bench.config(case), CPU) for _ in range(2)]
-    workers[1].inner.keep_receipts(SEED)
-    rows = workers[0].batch(range(case.rows))
-    model = model_at(workers[0].model, bench.start(case))
-    spent: list[list[float]] = [[], [], []]
-    for repeat in range(repeats):
-        for number, worker in enumerate(workers):
-            if not repeat:
-                worker.work.load(bench.start(case))
-            began = time.process_time()
-            worker.inner.step(rows, Place(case.warm + repeat, 0.0)).read()
-            spent[number].append(time.process_time() - began)
-        began = time.process_time()
-        receipts_at(model, workers[0].objective, rows, Z_LOSS, SEED, AT_ONCE)
-        spent[2].append(time.process_time() - began)
-    plain, kept, seen = (statistics.median(each) for each in spent)
-    ratios = [one / other for one, other in zip(spent[1], spent[0], strict=True)]
-    return {
-        "name": case.name,
-        "step_ms": 1e3 * plain,
-        "with_receipts_ms": 1e3 * kept,
-        "more_percent": 100 * (statistics.median(ratios) - 1),
-        "audited_over_trained": seen / plain,
+    """Return the least processor time of a step, of its receipts, and of an audit of its rows."""
+    worker, theta = Worker(bench.config(case), CPU), bench.start(case)
+    worker.work.load(theta)
+    rows, project = worker.batch(range(case.rows)), GradientProjection(SEED, worker.config.model.dim)
+    model, gradient_btd = model_at(worker.model, theta), torch.randn(case.rows, rows.length, worker.config.model.dim)
+    work: Mapping[str, Callable[[], object]] = {
+        "step_ms": lambda: worker.inner.step(rows, Place(case.warm, 0.0)).read(),
+        "receipts_ms": lambda: receipts_of(gradient_btd[:, 0, 0], project(gradient_btd)),
+        "audit_ms": lambda: receipts_at(model, worker.objective, rows, Z_LOSS, SEED, AT_ONCE),
     }
+    spent: dict[str, float] = {}
+    for _ in range(repeats):
+        for name, do in work.items():
+            began = time.process_time()
+            do()
+            spent[name] = min(spent.get(name, math.inf), 1e3 * (time.process_time() - began))
+    shares = {"receipts_percent": 100 * spent["receipts_ms"] / spent["step_ms"]}
+    return {"size": case.size, "name": case.name, **spent, **shares, "audit_per_step": spent["audit_ms"] / spent["step_ms"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
