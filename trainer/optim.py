@@ -13,7 +13,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -32,6 +32,7 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, RowsT, StepRows, UnitLosses
 from trainer.parameters import LocalParameters, TensorShard
 from trainer.ranks import Ranks
+from trainer.receipts import ReceiptKeeper
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -554,6 +555,12 @@ class InnerLoop:
         self._micro_batches = MicroBatches(self.model, self._memory, together)
         self._is_planned = False
         self._joined_at = 0
+        self._receipts: ReceiptKeeper | None = None
+
+    def keep_receipts(self, seed: int) -> ReceiptKeeper:
+        """Keep the receipts of each step's rows from now on, and return their keeper.  seed: of the run."""
+        self._receipts = ReceiptKeeper(self.model, seed)
+        return self._receipts
 
     def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows; return their loss before the update.  Does not wait for a GPU."""
@@ -568,13 +575,17 @@ class InnerLoop:
         """Write the gradient of the rows' mean loss into the model, `part` units at a time at each rank."""
         self._parameters.zero_gradient()
         parts, whole = [], max(1.0, float(self.objective.weights_u(rows).sum()))
-        for span in self._ranks.spans(len(rows) // self.objective.unit_rows, part):
-            some = part_of(rows, span, self.objective)
-            found = self.objective.loss(self.model, some, self.config.z_loss)
-            weight = float(self.objective.weights_u(some).sum()) / whole if span else 0.0
-            (found.mean * weight).backward()  # type: ignore[no-untyped-call]
-            if span:
-                parts.append((some, found.detached(), weight))
+        keeper = self._receipts
+        with keeper.step() if keeper is not None else nullcontext():
+            for span in self._ranks.spans(len(rows) // self.objective.unit_rows, part):
+                some = part_of(rows, span, self.objective)
+                found, weights_u = self.objective.loss(self.model, some, self.config.z_loss), self.objective.weights_u(some)
+                weight = float(weights_u.sum()) / whole if span else 0.0
+                (found.mean * weight).backward()  # type: ignore[no-untyped-call]
+                if span:
+                    parts.append((some, found.detached(), weight))
+                if span and keeper is not None:
+                    keeper.add(found.units_u, weights_u)
         return PendingLoss(self.objective, self._ranks, tuple(parts))
 
     def _at_once(self, rows: StepRows) -> int:
