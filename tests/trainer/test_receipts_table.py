@@ -43,12 +43,14 @@ def test_the_first_step_of_a_round_is_audited_exactly(bench: Bench) -> None:
         assert np.allclose(each.rows[0], 1, atol=1e-3) and np.abs(each.losses[0]).max() < 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", ["zeros", "copy", "stale", "own data"])
 def test_cheats_that_compute_no_leased_row_are_not(bench: Bench, cheat: str) -> None:
     outcome = run(bench, replace(TINY, cheat=cheat, hostile=1))
     assert mean(outcome, honest=True) > 0.9 > mean(outcome, honest=False) + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", sorted(set(CHEATS) - {"zeros", "copy", "stale", "own data"}))
 def test_other_cheats_are_not_either_unless_they_pass_forward_through_layers_that_are_still_random(
     bench: Bench, cheat: str
@@ -58,6 +60,7 @@ def test_other_cheats_are_not_either_unless_they_pass_forward_through_layers_tha
     assert (mean(outcome, honest=False) > 0.9) == (cheat in ("forward", "map", "no weight gradients"))
 
 
+@pytest.mark.slow
 def test_public_weights_end_at_the_mean_of_the_members(bench: Bench) -> None:
     swarm = ReceiptSwarm(bench, TINY)
     held = [swarm.hold(round) for round in range(2)]
