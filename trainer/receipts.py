@@ -163,19 +163,6 @@ def receipts_at(model: Decoder, objective: Objective[Any], rows: StepRows, z_los
     return keeper.take()
 
 
-def packed(receipts: Receipts) -> bytes:
-    """Return the bytes of receipts, as a file has them."""
-    return receipts.tobytes()
-
-
-def unpacked(data: bytes) -> Receipts:
-    """Return the receipts in a file.  Raises ValueError for bytes that are not whole receipts with finite losses."""
-    receipts = np.frombuffer(data, RECEIPT)
-    if not np.isfinite(receipts["loss"]).all():
-        raise ValueError("a receipt's loss is not finite")
-    return receipts
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Comparison and verdict.
 
@@ -225,6 +212,7 @@ class VerdictRule:
 
 
 RULE = VerdictRule()
+"""A first rule, which no run uses: beside a member that cheats, its test of single rows accuses honest members."""
 
 
 def verdict(cosines_r: F64, level: float, rule: VerdictRule = RULE) -> ReceiptVerdict:

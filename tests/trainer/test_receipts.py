@@ -23,19 +23,15 @@ from trainer.objective import LanguageModelObjective, PreferenceObjective
 from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
 from trainer.receipts import (
-    LARGEST,
     PARTS,
-    RECEIPT,
     WIDTH,
     GradientProjection,
     Receipts,
     ReceiptVerdict,
     VerdictRule,
     cosines,
-    packed,
     part_cosines,
     receipts_at,
-    unpacked,
     verdict,
 )
 
@@ -157,17 +153,6 @@ def test_signs_are_the_same_on_all_computers() -> None:
     project = GradientProjection(SEED, 2)
     ones = project(torch.ones(1, 4, 2))
     assert ones[0, 0, :8].tolist() == [2.0, 0.0, 2.0, -2.0, -2.0, 0.0, -2.0, -2.0]
-
-
-def test_a_receipt_is_packed_into_130_bytes() -> None:
-    receipts = audited(rows())
-    data = packed(receipts)
-    assert len(data) == 6 * RECEIPT.itemsize == 6 * 130
-    assert (unpacked(data) == receipts).all()
-    assert (np.abs(receipts["projections"].astype(int)).max(axis=-1) == LARGEST).all()
-    for broken in (data[:-1], b"\xff\xff" + data[2:]):
-        with pytest.raises(ValueError, match=r"size|finite"):
-            unpacked(broken)
 
 
 def test_the_loss_is_that_of_the_counted_tokens() -> None:
