@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explore.configs import PARTS_DEFAULT, PARTS_QUICK, QUICK, TWO_LIARS
+from tests.explore.configs import PARTS_QUICK, QUICK, TWO_LIARS
 from tests.explore.council import LockKey, Seats
 from tests.explore.memory import Memory
 from tests.explore.mutations import MUTATIONS, PARTS, RETURNS, Mutation, mutated
@@ -79,7 +79,7 @@ def test_a_broken_rule_of_following_leaves_peers_apart(mutation: Mutation) -> No
         assert explore_returns(9, 10).flaws
 
 
-@pytest.mark.parametrize("config", first_fast([*PARTS_QUICK, *PARTS_DEFAULT], len(PARTS_QUICK)), ids=str)
+@pytest.mark.parametrize("config", PARTS_QUICK, ids=str)
 def test_parts_of_a_run_hold_no_conflicting_records_for_final_and_go_on(config: Parting) -> None:
     parted = Parts(config).run()
     assert parted.flaw is None and parted.states > 100

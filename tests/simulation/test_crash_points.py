@@ -1,6 +1,6 @@
-"""Every effect of the state machines is survived by a death there; of the pairs of deaths, a sample.
+"""Effects of the state machines are survived by a death there; of single deaths and of pairs a sample.
 
-All pairs: `python -m tests.simulation.crash_points --pairs`, or `make crash-matrix`.
+All of them: `python -m tests.simulation.crash_points --pairs`, or `make crash-matrix`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import pytest
 
 from tests.simulation.crash_points import PAIRS, SINGLES, Death, Point, death
 
-SAMPLE = 40
+SAMPLE = 12
+"""Pairs."""
+EVERY = 3
+"""Of so many single deaths one is a slow test."""
 FAST = 3
 """Single deaths, each in another part of the list, that take the place of all in the fast tier."""
 
@@ -28,9 +31,9 @@ def test_a_death_at_some_effects_harms_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_a_death_at_any_effect_in_any_role_harms_nobody() -> None:
-    outcomes = deaths(list(SINGLES))
-    assert len(outcomes) > 100
+def test_a_death_at_any_third_effect_harms_nobody() -> None:
+    outcomes = deaths(list(SINGLES)[::EVERY])
+    assert len(outcomes) > 33
     assert [(str(outcome.points[0]), outcome.failure) for outcome in outcomes if outcome.failure] == []
     assert [str(outcome.points[0]) for outcome in outcomes if not outcome.reached] == []
 

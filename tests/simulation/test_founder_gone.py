@@ -24,7 +24,6 @@ ROUNDS = 25
     ("seed", "jitter", "killed"),
     [
         (1, 4.0, True),
-        (1, 4.0, False),
         (2, 1.0, False),
     ],
 )

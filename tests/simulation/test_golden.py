@@ -8,7 +8,7 @@ from tests.simulation.golden import golden, outcomes
 
 
 @pytest.mark.slow
-def test_twenty_worlds_end_as_before() -> None:
+def test_ten_worlds_end_as_before() -> None:
     ended, expected = outcomes(), golden()
     changed = [
         f"{name}: {outcome}, before {expected.get(name)}" for name, outcome in ended.items() if expected.get(name) != outcome

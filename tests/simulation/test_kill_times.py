@@ -8,7 +8,7 @@ from tests.simulation.kill_times import BAR, EXCHANGE_S, kill_at
 from tests.tiers import first_fast
 
 UNDISTURBED_S = 70.0
-DEATHS = [("owner", 20.0), ("owner", 50.0), ("proposer", 5.0), ("proposer", 40.0)]
+DEATHS = [("owner", 50.0), ("proposer", 5.0)]
 
 
 @pytest.mark.slow

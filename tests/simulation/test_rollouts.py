@@ -71,7 +71,7 @@ async def until_aside(world: World, judge: RolloutJudge, liar: Seat, judges: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 3])
 def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
     """One of four trainers accuses everybody, one of four rollout peers cheats, one of four validators lies."""
     cheat, liar = CHEATS[seed % len(CHEATS)], LIARS[seed % len(LIARS)]

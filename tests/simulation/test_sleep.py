@@ -13,8 +13,7 @@ NIGHT_S = 3600.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stands_still", [False, True])
-def test_what_the_only_one_awake_has_done_at_night_is_kept_by_those_who_slept(stands_still: bool) -> None:
+def test_what_the_only_one_awake_has_done_at_night_is_kept_by_those_who_slept() -> None:
     """In a swarm of three: the two that slept are most of the electors, and were in the middle of a round."""
 
     async def scenario(world: World) -> None:
@@ -31,7 +30,7 @@ def test_what_the_only_one_awake_has_done_at_night_is_kept_by_those_who_slept(st
         night, tip = awake.node.rounds, awake.node.tip
         world.faults.heal()
         for seat in sleepers:
-            world.faults.thaw(seat, NIGHT_S if stands_still else 0.0)
+            world.faults.thaw(seat, NIGHT_S)
         await world.until_round(night + 2, within_s=600)
         await world.until_equal(within_s=60)
         assert {seat.node.tip_at(night) for seat in world.seats if seat.node is not None} == {tip}

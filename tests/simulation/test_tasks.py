@@ -341,7 +341,7 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
                 await trio.sleep(2 * REPEAT_S)
         await world.until("it is admitted", lambda: states(organiser).get(name) == "admitted!", within_s=240)
 
-    played(scenario, organiser=0)
+    played(scenario, {Role.TRAINER: 1, Role.ROLLOUT: 1, Role.VALIDATOR: 1}, organiser=0)
     assert found and short_id(stranger.peer_id) in found[0], "it was heard first"
 
 
