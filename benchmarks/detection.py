@@ -9,6 +9,9 @@ ones.  The table has the share of their rollouts that is rejected alone, each fo
 batch until the first rejection.  A rollout states no reward, so an inflated reward has to come from text that the model did
 not choose.
 
+Runs of adapters (`--families "llama adapter" "llama adapter on int4"` …) have factors beside a frozen model; their cheats
+compute with another adapter, or with another form of the frozen model.
+
 All rollouts of a row are judged as one batch.  Outputs of 48 tokens may end by themselves; longer ones are conversations
 that continue up to the limit.  Each family and length is a separate part: choose parts with --families and --lengths, or
 give --out FILE, to which rows are appended; parts that are complete in FILE are skipped when the command is given again.
@@ -31,9 +34,9 @@ from typing import Any
 import torch
 
 from benchmarks.calibration import proposed, widest
+from benchmarks.detection_adapters import ADAPTERS, adapter_cheats, adapter_run
 from benchmarks.detection_forgeries import forgeries
 from benchmarks.detection_peers import (
-    CPU,
     FAMILIES,
     GROUP,
     ME,
@@ -50,7 +53,6 @@ from benchmarks.detection_peers import (
     parameters,
 )
 from protocol.formats.rl import RlConfig
-from trainer.models.llama.model import Decoder
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import MOST_BEYOND, SLACK, Assignment, Judged, Measured, RejectionReason, Tolerances, Verifier
 
@@ -70,7 +72,7 @@ def judge(
 
     dtype: the type of its products.  alone: it computes one rollout at a time.
     """
-    model, rl = Decoder(run.config, CPU, torch.from_numpy(run.theta).to(dtype)), rl or run.rl
+    model, rl = run.model(dtype), rl or run.rl
     problems = tuple(sorted({each.problem for each in rollouts}))
     verifier = Verifier(model, run.environment, TOKENIZER, rl.changed(micro_batch_tokens=1) if alone else rl)
     return verifier.verify(Assignment(RUN, VERSION, ME, problems, GROUP), rollouts)
@@ -93,8 +95,7 @@ def is_rejected_alone(judged: Judged, rl: RlConfig) -> bool:
 
 def part(name: str, length: int, honest_count: int, cheat_count: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each honest variant; the proposed tolerances, by precision; a row for each cheat."""
-    config = model_of(name, length)
-    run = Run(config, parameters(config), length)
+    run = run_of(name, length)
     proposals: dict[str, list[Tolerances]] = {"float32": [], "bfloat16": [], "mixed": []}
     variants: list[Honest] = []
     for variant in honest(run, honest_count):
@@ -116,12 +117,23 @@ def part(name: str, length: int, honest_count: int, cheat_count: int) -> Iterato
     both = {"usual": run.rl, "float32": rls["float32"], "mixed": rls["mixed"]}
     for cheat, rollouts in forgeries(run, cheat_count, tolerances["mixed"]["shortfall_rate"]):
         yield {"who": cheat, **found_out(run, rollouts, both, torch.float32)}
-    if length <= SHORT:
+    if run.frozen is not None:
+        for cheat, rollouts in adapter_cheats(run, cheat_count):
+            yield {"who": cheat, **found_out(run, rollouts, both, torch.float32)}
+    elif length <= SHORT:
         for cheat, rollouts in cheats(run, cheat_count):
             yield {"who": cheat, **found_out(run, rollouts, both, torch.float32)}
         coarse = {"usual": run.rl, "bfloat16": rls["bfloat16"]}
         for cheat, rollouts in coarse_cheats(run, cheat_count):
             yield {"who": cheat, **found_out(run, rollouts, coarse, torch.bfloat16)}
+
+
+def run_of(name: str, length: int) -> Run:
+    """Return the run of a family, or of an adapter."""
+    if name in ADAPTERS:
+        return adapter_run(name, length)
+    config = model_of(name, length)
+    return Run(config, parameters(config), length)
 
 
 def told(judged: Sequence[Judged], found: Sequence[Measured]) -> dict[str, Any]:
@@ -206,7 +218,7 @@ def main() -> None:
     parser.add_argument("--honest", type=int, default=1000, metavar="N", help="rollouts of each honest variant")
     parser.add_argument("--cheats", type=int, default=96, metavar="N", help="rollouts of each cheat")
     parser.add_argument("--lengths", type=int, nargs="+", default=[SHORT, 512, 2048], help="tokens of outputs at most")
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=[*FAMILIES, *ADAPTERS], default=list(FAMILIES))
     parser.add_argument("--out", type=Path, help="append rows of JSON to this file, and skip the parts that it has whole")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
     arguments = parser.parse_args()

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kernels.quantizer import QuantizedMatrix, quantize
 from kernels.toploc import prove_all
+from kernels.weight_format import WeightFormat
+from protocol.formats.adapter import AdapterConfig
 from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.rl import RlConfig
 from trainer.data.tokens import ByteTokenizer
@@ -24,7 +27,7 @@ from trainer.generate.engine import Batch, Engine
 from trainer.generate.generator import Request, Slots, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.initial import initial_parameters
-from trainer.models.llama.model import Decoder
+from trainer.models.llama.model import Decoder, FrozenBase
 from trainer.rl.rollout import Rollout
 
 Choice = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -75,12 +78,41 @@ class Numbers(Environment):
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """Frozen model below trained factors.  weights: in bf16, as fp32.  format: of the matrices of its layers."""
+
+    adapter: AdapterConfig
+    weights: np.ndarray
+    format: WeightFormat = WeightFormat.BF16
+
+    def base(self, config: ModelConfig, dtype: torch.dtype) -> FrozenBase:
+        """Return the model for products in this precision."""
+        tensors, matrices, largest = dict[str, Tensor](), dict[str, QuantizedMatrix](), 0
+        for place in parameter_layout(config):
+            values = torch.from_numpy(self.weights[place.offset : place.offset + place.count]).view(place.shape)
+            if self.format is not WeightFormat.BF16 and place.name.endswith("_proj.weight"):
+                matrices[place.name] = quantize(values.bfloat16(), self.format)
+                largest = max(largest, place.count)
+            else:
+                tensors[place.name] = values.to(dtype)
+        return FrozenBase(self.adapter, tensors, matrices, torch.empty(largest, dtype=dtype))
+
+
+@dataclass(frozen=True)
 class Run:
-    """A model, its weights, and the length of outputs."""
+    """A model, its weights, and the length of outputs.  frozen: the model beside which the weights are factors, if any."""
 
     config: ModelConfig
     theta: np.ndarray
     length: int = SHORT
+    frozen: Frozen | None = None
+
+    def base(self, dtype: torch.dtype) -> FrozenBase | None:
+        return None if self.frozen is None else self.frozen.base(self.config, dtype)
+
+    def model(self, dtype: torch.dtype) -> Decoder:
+        """Return the model with its weights."""
+        return Decoder(self.config, CPU, torch.from_numpy(self.theta).to(dtype), self.base(dtype))
 
     @property
     def environment(self) -> Numbers:
@@ -103,9 +135,11 @@ class Choosing(Batch):
 class ChoosingEngine(Engine):
     """The engine of a peer that chooses tokens by its own rule."""
 
-    def __init__(self, choice: Choice, config: ModelConfig, slots: Slots, *, dtype: torch.dtype, **rest: Any) -> None:
-        super().__init__(config, CPU, slots, dtype=dtype, **rest)
-        batch = Choosing(config, CPU, dtype, slots)
+    def __init__(
+        self, choice: Choice, config: ModelConfig, slots: Slots, *, dtype: torch.dtype, base: FrozenBase | None, **rest: Any
+    ) -> None:
+        super().__init__(config, CPU, slots, dtype=dtype, base=base, **rest)
+        batch = Choosing(config, CPU, dtype, slots, base)
         batch.choice = choice
         self._batch = batch
 
@@ -154,6 +188,7 @@ class Peer:
             "slots": Slots(self._options["slots"], PROMPT_TOKENS + self._run.length),
             "prove_all": prove_all,
             "reply": self._reply,
+            "base": self._run.base(self._options["dtype"]),
         }
         if self._choice is None:
             engine = _engine_with(self._prefill_tokens)(self.config, CPU, **options)
@@ -196,7 +231,7 @@ def model_of(name: str, length: int) -> ModelConfig:
 
 
 def parameters(config: ModelConfig, seed: int = 1) -> np.ndarray:
-    """Return bf16 weights, as fp32."""
+    """Return a model's weights in bf16, as fp32."""
     theta = np.empty(config.parameters, np.float32)
     initial_parameters(config, seed, theta)
     theta[np.abs(theta) != 1.0] *= SHARPNESS
@@ -256,7 +291,7 @@ def honest(run: Run, count: int) -> Iterator[Honest]:
 @torch.no_grad()
 def with_proofs_of(run: Run, rollouts: list[Rollout]) -> list[Rollout]:
     """Return the rollouts with proofs that the model makes of them, in rows that are padded at their ends."""
-    model, proven = Decoder(run.config, CPU, torch.from_numpy(run.theta)), []
+    model, proven = run.model(torch.float32), []
     at_once = max(1, TOKENS_AT_ONCE // (run.length + PROMPT_TOKENS))
     for some in (rollouts[start : start + at_once] for start in range(0, len(rollouts), at_once)):
         sequences = [torch.tensor(each.prompt + each.output[:-1]) for each in some]
