@@ -162,15 +162,20 @@ class Patient:
                 yield from (f"trainer: {line}" for line in new.splitlines() if any(word in line for word in WORDS))
 
 
-def outcomes(folder: Path, kinds: Sequence[str], *, beside: bool) -> Iterator[Outcome]:
-    """Damage each of these kinds in each way; yield the peer's outcomes.  beside: another peer has the run as well."""
+def outcomes(
+    folder: Path, kinds: Sequence[str], damages: Sequence[str] = tuple(DAMAGE), *, beside: bool = False
+) -> Iterator[Outcome]:
+    """Damage each of these kinds in each of these ways; yield the peer's outcomes.
+
+    beside: another peer has the run as well.
+    """
     with Swarm(folder, RUN) as swarm:
         swarm.create_run("patient")
         peer = swarm.peer("patient")
         patient = Patient(swarm, peer, [swarm.peer("other")] if beside else [])
         patient.keep()
         for kind in kinds:
-            for damage in DAMAGE:
+            for damage in damages:
                 if (found := patient.outcome(kind, damage)) is not None:
                     yield found
 

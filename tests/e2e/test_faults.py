@@ -1,7 +1,7 @@
 """Faults with real processes: whatever is done to peers, the others go on, and who comes back has the same state.
 
-One swarm of three for all tests, and another whose members train while a round of a fragment is agreed on.  Each test ends
-with a round of all three, so their order does not matter.
+Of a swarm of three a member is killed in an exchange.  All other faults are those of a swarm whose members train while a
+round of a fragment is agreed on.  Each test ends with a round of all three, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import pytest
 
 from protocol.events import events as ev
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, WAYS, Peer, Swarm
-from tests.tiers import first_fast
 
 IN_FILES = ("--state", "disk")
 """Options of the second peer, whose state lies in files; its digests equal those of the others."""
 
 
-@pytest.fixture(scope="module", params=first_fast(WAYS))
+@pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Swarm]:
     with Swarm.created(tmp_path_factory.mktemp("faults"), WAYS[request.param](TINY_RUN)) as swarm:
         for name, options in (("one", []), ("two", IN_FILES), ("three", [])):
@@ -61,7 +60,14 @@ def in_phase(peer: Peer, phase: str) -> bool:
     return bool(phases) and phases[-1].phase == phase
 
 
-@pytest.mark.parametrize("phase", first_fast(["exchanging", "computing"]))
+streamed = pytest.mark.parametrize("swarm", ["streamed"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("swarm", "phase"),
+    [("plain", "exchanging"), pytest.param("streamed", "computing", marks=pytest.mark.slow)],
+    indirect=["swarm"],
+)
 def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm, phase: str) -> None:
     _, victim, _ = swarm.peers
     swarm.until(f"{victim.name} is {phase}", lambda: in_phase(victim, phase))
@@ -72,6 +78,7 @@ def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm,
 
 
 @pytest.mark.slow
+@streamed
 def test_a_killed_trainer_is_replaced_and_the_peer_contributes_again(swarm: Swarm) -> None:
     victim = swarm.peers[0]
     before = victim.status()["trainer_pid"]
@@ -80,6 +87,7 @@ def test_a_killed_trainer_is_replaced_and_the_peer_contributes_again(swarm: Swar
 
 
 @pytest.mark.slow
+@streamed
 def test_a_frozen_peer_is_left_out_and_catches_up_when_it_thaws(swarm: Swarm) -> None:
     victim = swarm.peers[2]
     victim.kill(signal.SIGSTOP)
@@ -88,6 +96,7 @@ def test_a_frozen_peer_is_left_out_and_catches_up_when_it_thaws(swarm: Swarm) ->
 
 
 @pytest.mark.slow
+@streamed
 def test_the_founder_leaves_and_the_run_goes_on(swarm: Swarm) -> None:
     founder = swarm.peers[0]
     assert founder.leave() == 0
@@ -96,6 +105,7 @@ def test_the_founder_leaves_and_the_run_goes_on(swarm: Swarm) -> None:
 
 
 @pytest.mark.slow
+@streamed
 def test_everybody_is_killed_and_the_run_goes_on_from_its_disks(swarm: Swarm) -> None:
     before = max(peer.committed for peer in swarm.peers)
     for peer in swarm.peers:

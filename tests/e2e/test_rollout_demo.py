@@ -1,4 +1,4 @@
-"""`peer demo --rl`: the reward rises; a peer that really cheats is found out, named and not learned from."""
+"""`peer demo --rl --cheat`: a peer that really cheats is found out, named and not learned from."""
 
 from __future__ import annotations
 
@@ -68,12 +68,3 @@ def test_a_validator_that_turns_verdicts_around_is_set_aside_and_the_honest_are_
     (ejected,) = summary["ejected"]
     assert (ejected["name"], ejected["role"]) == ("validator-2", "validator") and "contradicts" in ejected["reason"]
     assert summary["rejected"] == 0
-
-
-def test_the_reward_of_the_built_in_run_is_higher_at_the_end(environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "peer", "demo", "--rl", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=4 * PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["gain"] > 3 * summary["gain_error"] > 0, summary
-    assert [each["version"] for each in summary["by_version"]] == [*range(1, summary["versions"] + 1)]
