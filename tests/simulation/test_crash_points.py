@@ -6,6 +6,7 @@ All of them: `python -m tests.simulation.crash_points --pairs`, or `make crash-m
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,7 +20,7 @@ FAST = 3
 """Single deaths, each in another part of the list, that take the place of all in the fast tier."""
 
 
-def deaths(entries: list[tuple[Point, ...]]) -> list[Death]:
+def deaths(entries: Sequence[tuple[Point, ...]]) -> list[Death]:
     with multiprocessing.get_context("spawn").Pool() as pool:
         return pool.map(death, entries, chunksize=4)
 
