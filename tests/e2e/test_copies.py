@@ -218,11 +218,12 @@ def initial_checkpoint(peer: Peer) -> Path:
 @pytest.mark.slow
 def test_the_only_holder_hands_over_before_it_leaves(tmp_path: Path) -> None:
     with Swarm(tmp_path, RUN.format(rounds=10_000, epochs=50)) as swarm:
-        write_corpus(swarm, 2_000_000)
+        write_corpus(swarm, 10_000_000)
         swarm.create_run()
         organiser, friend = swarm.peer("organiser").start("--max-up", "0.15Mbit"), swarm.peer("friend").start()
         swarm.whole(organiser, friend)
         swarm.until("a count at both", lambda: all(copies(peer, "lone_bytes") < 1 for peer in (organiser, friend)))
+        swarm.command(organiser.folder, "config", "max_up", "--unset", "--now")
         said = swarm.command(organiser.folder, "leave")
         assert "handing over" in said and "that only this peer has" in said and organiser.wait() == 0
         swarm.until("the goodbye", lambda: any(gone.goodbye for gone in friend.heard(ev.PeerGone)))
