@@ -22,12 +22,11 @@ from protocol.agreement.ballot import (
     justify,
     objection_of_lock,
     objection_to_vote,
-    plan_of,
     view_change_of,
 )
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import fragment_of
-from protocol.chain.records import index_root, record_hash
+from protocol.chain.records import record_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
@@ -125,15 +124,6 @@ def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> 
     assert [number for number, flaw in enumerate(flaws) if flaw is None] == [fragment]
 
 
-def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
-    fewer = INDEX[:2]
-    record = a_record(result_root=index_root(fewer))
-    assert (
-        flaw_of_record_proposal(SETTINGS, BASE, record, fewer, PROVENANCE)
-        == "a record whose chunks do not match its result root"
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "flaw"),
     [
@@ -147,11 +137,6 @@ def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
 )
 def test_provenances_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_record_proposal(SETTINGS, BASE, a_record(), INDEX, PROVENANCE.model_copy(update=changes)) == flaw
-
-
-def test_the_plan_of_a_record_is_the_one_that_was_exchanged_by() -> None:
-    assert plan_hash(plan_of(a_record(), PROVENANCE)) == plan_hash(a_plan())
-    assert plan_of(a_record(), PROVENANCE).state_digest == STATE
 
 
 @pytest.mark.parametrize(

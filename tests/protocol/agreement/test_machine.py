@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from protocol.agreement.ballot import MAX_ATTEMPT, Ballot, held_mask
-from protocol.agreement.events import FinishCompute, Reject, Send, StateHashed, Tick
+from protocol.agreement.events import FinishCompute, Reject, Send, Tick
 from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.envelope import Body
-from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
 from tests.protocol.agreement.parliament import (
@@ -19,7 +19,7 @@ from tests.protocol.agreement.parliament import (
     put_to_the_vote,
 )
 from tests.protocol.agreement.parliament import settings as round_settings
-from tests.protocol.council import BASE, signed
+from tests.protocol.council import signed
 
 
 @pytest.mark.slow
@@ -29,19 +29,6 @@ def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
     parliament.run(3)
     assert len(parliament.records()) == 1
     assert len(parliament.commits()) == len(parliament.commits()[0].record.members) == places
-
-
-def test_another_state_digest_is_not_averaged() -> None:
-    parliament = Parliament(3)
-    odd, *others = parliament.seats
-    digest = Hash(b"\x01" * 32)
-    parliament.tell(parliament.seats[odd], StateHashed(digest))
-    parliament.ready(*others)
-    parliament.ready(odd, state_digest=digest)
-    parliament.run(60)
-    commit = next(seat.committed for seat in parliament.seats.values() if seat.committed)
-    assert commit.record.state_digest == ZERO_HASH
-    assert odd not in [member.peer for member in commit.record.members]
 
 
 def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quorum_does() -> None:
@@ -97,9 +84,6 @@ def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_
         parliament.restart(late)
     parliament.deliver()
     assert parliament.seats[late].committed is not None
-
-
-# -- what is made anew ----------------------------------------------------------------------------------------------------
 
 
 # -- what nobody acts on --------------------------------------------------------------------------------------------------
@@ -172,13 +156,7 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     assert state.attempt == state.kept.attempt == attempt
 
 
-STRANGE: list[tuple[str, dict[str, Any]]] = [
-    ("another round", {"round": 6}),
-    ("another tip", {"base": ZERO_HASH}),
-]
-
-
-@pytest.mark.parametrize("changes", [changes for _, changes in STRANGE], ids=[name for name, _ in STRANGE])
+@pytest.mark.parametrize("changes", [{"round": 6}, {"base": ZERO_HASH}], ids=["another round", "another tip"])
 @pytest.mark.parametrize("kind", [ViewChange, Vote])
 def test_statements_about_other_rounds_change_nothing(kind: type[Body], changes: dict[str, Any]) -> None:
     parliament = Parliament(4)
@@ -264,8 +242,3 @@ def test_two_liars_of_three_that_are_left_take_the_third_ahead_by_little() -> No
     assert attempt_of_three(MAX_LEAD - 4) is not None
     for attempt in (2 * MAX_LEAD, 10**6, MAX_ATTEMPT - 3, MAX_ATTEMPT, MAX_ATTEMPT + 5):
         assert attempt_of_three(attempt) is None
-
-
-@pytest.mark.parametrize(("attempt", "sound"), [(0, True), (MAX_ATTEMPT - 1, True), (MAX_ATTEMPT, False), (1 << 53, False)])
-def test_no_ballot_is_held_beyond_the_last_attempt(attempt: int, sound: bool) -> None:
-    assert Ballot(BASE, attempt).is_sound is sound

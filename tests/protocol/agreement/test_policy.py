@@ -15,7 +15,6 @@ from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND
 from protocol.agreement.proposer import ViewChangeLog
 from protocol.agreement.round_state import RoundState
 from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, LatenessMemory, Observed, deputised, share_of
-from protocol.chain.electorate import quorum_size
 from protocol.chain.finality import RecentWork
 from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof
@@ -87,14 +86,19 @@ def test_a_ready_is_for_this_round_and_within_its_tokens(changes: dict[str, Any]
     assert (PEERS[1] in closing.readys) is taken
 
 
+def closing_with_rollouts() -> ClosingPolicy:
+    """Of a run in which at most two batches of two rollouts are learned from, and one task set is admitted."""
+    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
+    settings = replace(SETTINGS, manifest=SETTINGS.manifest.model_copy(update={"rl": rl}))
+    tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
+    return ClosingPolicy(ME, settings, replace(BASE, tasks=tasks), LatenessMemory())
+
+
 @pytest.mark.parametrize(
     ("batches", "taken"), [(0, False), (1, True), (2, True), (3, False)], ids=["none", "one", "the most", "too many"]
 )
 def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have(batches: int, taken: bool) -> None:
-    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
-    manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
-    tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
-    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), replace(BASE, tasks=tasks), LatenessMemory())
+    closing = closing_with_rollouts()
     used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([number])), 8) for number in range(batches)]
     assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None, tokens=8) is taken
     if used:
@@ -107,16 +111,12 @@ def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have
 @pytest.mark.parametrize(
     ("batches", "tokens", "taken"),
     [
-        ([8], 1, True),
         ([8], 8, True),
         ([8], 9, False),
-        ([8, 16], 24, True),
-        ([8, 16], 25, False),
         ([16, 16], 32, True),
         ([16, 16], 33, False),
         ([0], 1, True),
         ([0], 2, False),
-        ([8], 2 * (16 + 1) * 2, False),
         ([16, 16], 2**40, False),
         ([], 1, True),
         ([], 2, False),
@@ -124,10 +124,7 @@ def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have
 )
 def test_a_ready_claims_no_more_tokens_than_its_batches_have(batches: list[int], tokens: int, taken: bool) -> None:
     """Prompts do not count, nor what a member did not name; who learned from nothing claims one token."""
-    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
-    settings = replace(SETTINGS, manifest=SETTINGS.manifest.model_copy(update={"rl": rl}))
-    tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
-    closing = ClosingPolicy(ME, settings, replace(BASE, tasks=tasks), LatenessMemory())
+    closing = closing_with_rollouts()
     used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([at])), each) for at, each in enumerate(batches)]
     said = {"rollouts": learned_from(sorted(used, key=lambda each: each.root), None)} if used else {"against": 1}
     assert says_ready(closing, 1, tokens=tokens, **said) is taken
@@ -220,14 +217,6 @@ def test_late_peers_are_asked_to_finish_after_the_grace_time_and_again() -> None
     asked = {since: closing.gather(view, since)[0] for since in (0.0, GRACE_S, GRACE_S + RESEND_S / 2, GRACE_S + RESEND_S)}
     finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
     assert list(asked.values()) == [[], finish, [], finish]
-
-
-def test_the_grace_time_begins_when_a_quorum_of_the_electors_is_ready() -> None:
-    closing, view = a_closing([0, 1]), a_view(*[AT_WORK] * 4)
-    assert closing.gather(view, 0.0) == ([], False)
-    assert says_ready(closing, 2)
-    assert closing.gather(view, GRACE_S + FINISH_S) == ([], False)
-    assert closing.gather(view, 2 * GRACE_S + 2 * FINISH_S)[1]
 
 
 def test_the_grace_time_begins_anew_when_the_quorum_is_not_alive_any_more() -> None:
@@ -478,18 +467,6 @@ def test_electors_are_absent(looks: list[PeerView], absent: list[int]) -> None:
     assert a_closing().absent(a_view(*looks)) == tuple(PEERS[number] for number in absent)
 
 
-def test_absent_are_the_fewest_that_leave_a_quorum_within_reach_the_goodbyes_first_and_nobody_alive() -> None:
-    for looks in product([AT_WORK, QUIET, LONG_SILENT, GONE], repeat=3):
-        view = a_view(AT_WORK, *looks)
-        absent = a_closing().absent(view)
-        here = sum(seen.live for seen in view.values())
-        assert all(not view[peer].live and (view[peer].left or view[peer].silent_s >= 20) for peer in absent)
-        stay = [seen for peer, seen in view.items() if peer not in absent]
-        assert not absent or here < quorum_size(len(stay) + 1), "one fewer would leave no quorum"
-        assert not absent or here >= quorum_size(len(stay))
-        assert all(view[peer].left for peer in absent) or not any(seen.left for seen in stay)
-
-
 def test_a_peer_without_a_vote_takes_all_electors_for_absent_when_all_are_gone() -> None:
     closing = ClosingPolicy(PEERS[4], SETTINGS, BASE, LatenessMemory())
     assert closing.absent(a_view(*[LONG_SILENT] * 4)) == tuple(PEERS[:4])
@@ -511,7 +488,3 @@ def test_a_peer_without_a_vote_takes_all_electors_for_absent_when_all_are_gone()
 def test_a_voter_agrees_that_an_elector_is_absent(number: int, look: PeerView, may: bool) -> None:
     peer: PeerId = PEERS[number]
     assert a_closing().may_be_absent([peer], {peer: look}) is may
-
-
-def test_an_elector_that_is_not_known_is_not_absent() -> None:
-    assert not a_closing().may_be_absent([PEERS[1]], {})

@@ -15,7 +15,7 @@ from protocol.agreement.policy import RESEND_S
 from protocol.agreement.round_state import TIMEOUT_S
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.electorate import quorum_size
-from protocol.chain.records import index_root, is_full, quorum_of, record_hash, verify_commit
+from protocol.chain.records import index_root, is_full, record_hash, verify_commit
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -46,19 +46,6 @@ from tests.protocol.council import CHUNKS, base_of, peers, signed
 EVICTION_S = round_settings().eviction_s
 
 
-@pytest.mark.parametrize("electors", range(8))
-def test_a_quorum_of_each_electorate_certifies(electors: int) -> None:
-    """None is the electorate of a run that anybody may begin: its first members vote."""
-    parliament = Parliament(electors, joiners=3 if electors == 0 else 1)
-    parliament.ready()
-    parliament.outlives(3)
-    for commit in parliament.commits():
-        verify_commit(round_settings(), commit, parliament.base)
-        assert is_full(commit.certificate) and commit.certificate.attempt == 0
-        voters = parliament.base.electors or tuple(parliament.seats)
-        assert len(commit.certificate.votes) == quorum_of(parliament.base, voters, [])
-
-
 @pytest.mark.parametrize("electors", range(2, 8))
 def test_as_many_may_be_dead_as_leave_a_quorum(electors: int) -> None:
     parliament = Parliament(electors)
@@ -87,7 +74,7 @@ def test_with_one_more_dead_a_provisional_record_is_made_when_they_were_silent_f
     verify_commit(round_settings(), parliament.commits()[0], parliament.base)
 
 
-@pytest.mark.parametrize("joiners", [1, 2, 3])
+@pytest.mark.parametrize("joiners", [1, 3])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: int) -> None:
     """With one joiner left, a plan that the dead one is in has no quorum of members: they make another one."""
@@ -130,7 +117,7 @@ def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("electors", range(2, 8))
+@pytest.mark.parametrize("electors", [2, 4, 7])
 def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -> None:
     """A provisional record is about to be made when the others return: at one tip there is one full record at most.
 
