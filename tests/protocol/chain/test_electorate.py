@@ -155,12 +155,6 @@ def test_electors_follow_from_the_members_of_records(settings: RoundSettings, st
         assert electorate.quorum == quorum_size(len(electors))
 
 
-def test_the_electors_of_a_large_record_are_those_who_came_first() -> None:
-    early, late = named("z", 60), named("a", 40)
-    electorate = follow(follow(Electorate.start(OPEN), early), [*early, *late])
-    assert electorate.is_founding and electorate.electors == (*late[: MAX_ELECTORS - 60], *early)
-
-
 def settled(peers: Sequence[PeerId] = FOUR, settings: RoundSettings = CLOSED) -> Electorate:
     """These peers are the electors."""
     electorate = follow(Electorate.start(settings), peers, 3)
@@ -245,13 +239,7 @@ def test_the_electorate_is_a_function_of_the_chain(history: tuple[RoundSettings,
     assert electorates == fold(settings, chain, rng.shuffle), "whatever the order of the bits"
     cut = len(chain) // 2
     assert electorates[: cut + 1] == fold(settings, chain[:cut], list.sort), "a longer chain does not change the past"
-
-
-@pytest.mark.slow
-@given(histories())
-def test_an_electorate_comes_back_from_json_as_it_was(history: tuple[RoundSettings, list[Record]]) -> None:
-    settings, chain = history
-    for electorate in fold(settings, chain, lambda peers: None):
+    for electorate in electorates:
         assert Electorate.from_fields(settings, json.loads(json.dumps(electorate.to_fields()))) == electorate
 
 
@@ -312,13 +300,9 @@ def earned(peer: PeerId, chain: Sequence[Record], needed: int) -> bool:
     ("founders", "first", "third", "quorum"),
     [
         (1, 203, 203, 203),
-        (2, 103, 103, 303),
         (3, 3, 103, 403),
-        (4, 3, 103, 403),
-        (8, 3, 103, 403),
         (21, 3, 103, 303),
         (22, 3, 103, None),
-        (42, 3, 103, None),
         (43, 3, None, None),
         (64, None, None, None),
     ],
@@ -359,9 +343,7 @@ def after(now: Electorate, records: int, members: Sequence[PeerId]) -> Electorat
     return now
 
 
-@pytest.mark.parametrize(
-    ("founders", "training", "until"), [(1, 1, 203), (1, 0, 303), (2, 2, 103), (2, 1, 203), (3, 3, 3), (6, 6, 3)]
-)
+@pytest.mark.parametrize(("founders", "training", "until"), [(1, 1, 203), (1, 0, 303), (2, 1, 203), (6, 6, 3)])
 def test_the_forecast_is_what_the_rules_do(founders: int, training: int, until: int) -> None:
     now, members = start(founders), sorted({*REAL[:training], *NEWCOMERS})
     assert now.founders_vote_until(REAL[:training]) == until

@@ -56,15 +56,6 @@ def rows_in(ranges: Ranges) -> list[int]:
     return [row for start, end in ranges for row in range(start, end)]
 
 
-def taken(pool: LeasePool, consumed: Mapping[int, int], limit: int | None = None) -> list[int]:
-    """Return the rows that a record consumes, from the leases of its members."""
-    return [row for slot, count in consumed.items() for row in rows_in(pool.lease(slot, ROWS, limit))[:count]]
-
-
-def test_first_leases_are_the_first_rows_slot_by_slot() -> None:
-    assert [LeasePool().lease(slot, ROWS) for slot in range(3)] == [((0, 12),), ((12, 24),), ((24, 36),)]
-
-
 def test_rows_not_consumed_come_back_before_new_ones() -> None:
     pool = LeasePool().after(first({0: 12, 1: 3, 3: 12}), ROWS)
     assert pool == LeasePool(48, ((15, 36),))
@@ -89,26 +80,6 @@ def test_more_returned_ranges_than_the_bound_lose_the_shortest_ones() -> None:
     assert (len(hole.returned), hole.skipped) == (MAX_RETURNED, 0)
     over = LeasePool(pool.cursor, ((0, 8), *pool.returned[1:])).after(first({1: 1}), 3)
     assert (over.returned[0], len(over.returned), over.skipped) == ((4, 8), MAX_RETURNED, 3)
-
-
-@pytest.mark.parametrize("returned", [((3, 3),), ((5, 9), (9, 11)), ((5, 9), (2, 4)), ((15, 20),), ((-1, 4),)])
-def test_a_pool_is_sorted_disjoint_and_below_its_cursor(returned: Ranges) -> None:
-    with pytest.raises(AssertionError):
-        LeasePool(20, returned)
-
-
-steps = st.integers(0, ROWS // STEP)
-records = st.dictionaries(st.integers(0, 6), steps.map(lambda count: count * STEP), max_size=4)
-
-
-@given(records=st.lists(records, max_size=12), limit=st.none() | st.integers(0, 60).map(lambda steps: steps * STEP))
-def test_every_row_is_consumed_once_or_still_in_the_pool(records: Sequence[Mapping[int, int]], limit: int | None) -> None:
-    pool, consumed = LeasePool(), list[int]()
-    for record in records:
-        consumed += taken(pool, record, limit)
-        pool = pool.after(first(record), ROWS, limit)
-        assert sorted([*consumed, *rows_in(pool.returned)]) == list(range(pool.cursor))
-        assert limit is None or pool.cursor <= limit
 
 
 bounds = st.lists(st.integers(0, ROWS // STEP * 3), unique=True, max_size=8).map(sorted)
@@ -266,13 +237,6 @@ def test_a_plan_takes_the_first_of_those_that_drew_the_same_rows() -> None:
     assert reading_apart(SETTINGS, BASE, [PEERS[0], OTHER, free, ONE]) == [PEERS[0], OTHER, free]
     assert reading_apart(SETTINGS, BASE, [PEERS[0], ONE, OTHER]) == [PEERS[0], ONE]
     assert reading_apart(replace(SETTINGS, min_members=3), BASE, [PEERS[0], ONE, OTHER]) == [PEERS[0], ONE, OTHER]
-
-
-def test_no_member_does_more_steps_than_its_lease_has_rows_for() -> None:
-    steps = MANIFEST.rounds.inner_steps
-    verify_members(SETTINGS, members(*PEERS[:2], steps=steps), BASE, STATE)
-    with pytest.raises(Malformed, match="more steps than its lease"):
-        verify_members(SETTINGS, members(*PEERS[:2], steps=steps + 1), BASE, STATE)
 
 
 def stated(peer: PeerId, bounds: Sequence[int]) -> Member:
@@ -465,13 +429,3 @@ def test_leases_follow_the_chain_back_to_where_a_branch_begins(tmp_path: Path) -
     assert ours.base.leases == theirs.base.leases != at_fork
     ours.history.switch(2, "", 2)
     assert ours.base.leases == at_fork
-
-
-def test_leases_are_read_from_the_chain_after_a_restart(tmp_path: Path) -> None:
-    replica = a_replica(a_run(*FIVE[:2]), tmp_path)
-    grow(replica, 4, FIVE[:2])
-    again = a_replica(a_run(*FIVE[:2]), tmp_path)
-    assert again.base.leases == replica.base.leases and again.base.leases.pool.cursor > 10
-    assert again.base.lease(again.manifest, PeerId(FIVE[0].peer_id)) == replica.base.lease(
-        replica.manifest, PeerId(FIVE[0].peer_id)
-    )

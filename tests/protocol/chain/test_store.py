@@ -11,7 +11,6 @@ from typing import BinaryIO
 import pytest
 
 from protocol.blobs.blob import EvenSpans
-from protocol.chain import history as history_module
 from protocol.chain.base import round_settings
 from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
@@ -107,22 +106,6 @@ def test_a_damaged_file_that_cannot_be_moved_away_is_a_failure_of_the_store(tmp_
     (tmp_path / "vote").write_bytes(b"torn")
     with pytest.raises(StoreFailed, match="check it, or choose"):
         read_guarded(Broken(), tmp_path / "vote")
-
-
-def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    file, other = store.results.make(6), store.results.make(6)
-    file.view[:] = b"result"
-    assert store.results.view(ResultName(5, 0, ROOTS[1])) is None
-    file.commit(ResultName(5, 0, ROOTS[1]))
-    other.discard()
-    opened = store.results.view(ResultName(5, 0, ROOTS[1]))
-    assert opened is not None and bytes(opened) == b"result"
-    file.discard()
-    assert store.results.view(ResultName(5, 0, ROOTS[1])) is not None, "it is no draft any more"
-    assert (store.results.view(ResultName(5, 0, ROOTS[2])), store.results.oldest()) == (None, 5)
-    store.results.remove(ResultName(5, 0, ROOTS[1]))
-    assert (store.results.view(ResultName(5, 0, ROOTS[1])), store.results.oldest()) == (None, 0)
 
 
 def test_results_whose_roots_begin_alike_are_two_files(tmp_path: Path) -> None:
@@ -430,17 +413,6 @@ def test_the_electors_of_every_tip_are_known(tmp_path: Path) -> None:
         ]
         assert chain.base_at(1, ZERO_HASH) is None and chain.base_at(2, chain.tip_at(1)) is None
         assert chain.base_at(4, chain.tip) is None and chain.base_at(10**9, chain.tip) is None
-
-
-def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "ROSTERS_KEPT", 2)
-    history = History(SIMULATED, Store(tmp_path))
-    for _ in range(6):
-        grow_history(history)
-    base = history.base_at(2, history.tip_at(2))
-    assert base is not None and base.electors == history.roster_at(2).electorate.electors
 
 
 def seen(history: History) -> tuple[object, ...]:
