@@ -144,12 +144,6 @@ async def test_a_restarted_peer_judges_again_what_lies_on_disk(table: Table) -> 
     assert notice.startswith("a proof on disk proves nothing")
 
 
-async def test_an_accusation_with_proof_ejects(table: Table) -> None:
-    await table.examine(accusation())
-    assert table.has_ejected()
-    assert not table.hear(accusation()), "it is known"
-
-
 @pytest.mark.parametrize(
     "held, told",
     [
