@@ -273,12 +273,6 @@ def delayed(exchange: ExchangeMachine, parts: dict[PeerId, float], seconds: int)
     return waited_s(exchange)
 
 
-def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -> None:
-    """Half of the time that these took is nobody's fault."""
-    exchange = begun(PEERS[0], bytes([0]))
-    assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == 3.0
-
-
 @pytest.mark.parametrize(("times", "least_s", "most_s"), [(1.5, 0.0, 1.0), (2.0, 9.0, 11.0)])
 def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float, least_s: float, most_s: float) -> None:
     """One part a second from each, for 20 chunks of ours; one gives so many times slower.  Half is nobody's fault."""
