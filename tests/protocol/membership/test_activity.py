@@ -68,14 +68,6 @@ def test_a_peer_that_was_paused_before_it_began_begins_paused() -> None:
     assert told == shown and turns == [False, True]
 
 
-def test_only_changes_are_emitted() -> None:
-    events: list[Event] = []
-    activity = Activity(events.append)
-    for text in ("waiting for 2", "waiting for 2", "waiting for 1"):
-        activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, text)
-    assert events == [PhaseChanged("ready", "waiting for members", text) for text in ("waiting for 2", "waiting for 1")]
-
-
 @pytest.mark.usefixtures("virtual_time")
 async def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
     async def waited_s(phase: Phase) -> float:

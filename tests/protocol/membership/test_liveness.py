@@ -270,12 +270,6 @@ def test_a_recording_brings_nobody_back_that_was_forgotten() -> None:
     assert liveness(membership) is Liveness.UNPROVEN
 
 
-def test_who_was_connected_once_is_heard_by_any_way() -> None:
-    membership = heard()
-    membership.on_disconnected(PEER, 1.0)
-    assert membership.on_heartbeat(PEER, a_heartbeat(seq=2), 1.0, BOB.peer_id)[0] and membership.is_live(PEER)
-
-
 def test_an_unproven_peer_is_forgotten_soon_and_its_goodbye_at_once() -> None:
     membership = Membership(ME.peer_id, 0.0, TheseMembers())
     membership.on_heartbeat(PEER, a_heartbeat(), 0.0, BOB.peer_id)
@@ -292,11 +286,6 @@ def test_goodbyes_of_unknown_strangers_are_no_news_and_those_of_members_are_kept
     for number in range(2 * MAX_MEMBERS):
         assert membership.on_goodbye(PeerId(f"key {number}"), Goodbye(incarnation=1, seq=5)) == (False, [])
     assert not membership.on_heartbeat(PEER, a_heartbeat(seq=4), 1.0, PEER)[0]
-
-
-def test_a_peer_is_called_by_its_name_else_by_the_end_of_its_id() -> None:
-    membership = heard()
-    assert (membership.name(PEER), membership.name(BOB.peer_id)) == ("ann", f"…{BOB.peer_id[-6:]}")
 
 
 # -- signs of life that are no heartbeats ------------------------------------------------------------------------------
