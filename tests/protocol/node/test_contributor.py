@@ -26,7 +26,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.contributor import Contributor, OwnTrainer, Work
-from protocol.node.round_limits import RoundLimits, limits_from
+from protocol.node.round_limits import limits_from
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
@@ -83,21 +83,21 @@ class Trainer:
 
 
 class Table:
-    def __init__(self, folder: Path, signed: SignedManifest, with_trainer: bool) -> None:
+    def __init__(self, folder: Path, signed: SignedManifest) -> None:
         self.replica, self.events = a_replica(signed, folder), list[Event]()
         self.manifest, self.work = self.replica.manifest, Work(layout=self.replica.layouts.contribution)
         self.trainer = Trainer(bytes(range(256)) * (self.replica.layouts.contribution.payload_bytes // 256 + 1))
         self.activity = Activity(self.events.append)
         session, settings = a_session(signed.run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
-        trainer: Any = self.trainer if with_trainer else None
+        trainer: Any = self.trainer
         self.own = OwnTrainer(trainer, Pace(8), self.activity)
         extensions = Extensions(session, Guard(session), self.replica, at_once)
         self.contributor = Contributor(session, self.replica, settings, at_once, self.own, extensions)
 
 
 @asynccontextmanager
-async def a_table(folder: Path, signed: SignedManifest, *, with_trainer: bool = True) -> AsyncIterator[Table]:
-    table = Table(folder, signed, with_trainer)
+async def a_table(folder: Path, signed: SignedManifest) -> AsyncIterator[Table]:
+    table = Table(folder, signed)
     yield table
     table.replica.state.close()
 
@@ -125,14 +125,6 @@ async def test_members_of_the_last_record_train_on_the_rows_of_their_slot_and_ot
     assert len(set(starts)) > 10, "each tip draws another one"
 
 
-@pytest.mark.usefixtures("virtual_time")
-async def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path, signed: SignedManifest) -> None:
-    async with a_table(tmp_path, signed, with_trainer=False) as table:
-        assert not table.contributor.computes
-        assert await table.contributor.compute(FAR, table.work) is None
-        assert table.activity.phase is Phase.SEEDING and table.trainer.tasks == []
-
-
 def limits_told(table: Table) -> list[tuple[int, float, float]]:
     """The rounds that the trainer was asked for, with their limits."""
     return [(task.round, task.most_loss, task.most_norm) for task in table.trainer.tasks]
@@ -145,25 +137,6 @@ def after_our_record(table: Table, loss: float, norm: float) -> Base:
     record = commit.record.model_copy(update={"members": [ours]})
     table.replica.history.append(commit.model_copy(update={"record": record}))
     return replace(FAR, round=table.replica.history.length)
-
-
-@pytest.mark.parametrize("ends", [["killed by signal 9"], ["killed by signal 9", "out of memory", "loss is nan at step 3"]])
-async def test_a_trainer_that_dies_of_something_else_does_its_round_again_within_the_same_limits(
-    table: Table, ends: list[str]
-) -> None:
-    with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-        table.trainer.deaths += map(TrainerDied, ends)
-        assert await table.contributor.compute(FAR, table.work) is not None
-    assert limits_told(table) == [(7, 3.0, 4.0)] * (len(ends) + 1)
-
-
-async def test_a_round_that_exceeds_the_limits_once_is_contributed_if_its_second_try_keeps_to_them(table: Table) -> None:
-    with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-        table.trainer.deaths += [LimitsExceeded("its norm is 9"), TrainerDied("killed")]
-        assert await table.contributor.compute(FAR, table.work) is not None
-        assert await table.contributor.compute(replace(FAR, round=8), table.work) is not None
-    assert limits_told(table) == [(7, 3.0, 4.0)] * 3 + [(8, 3.0, 4.0)]
-    assert not [event for event in table.events if isinstance(event, Notice)]
 
 
 async def test_a_round_of_which_two_tries_exceed_the_limits_is_not_contributed_and_the_next_one_has_none(
@@ -245,18 +218,6 @@ async def test_numbers_of_failed_training_are_not_contributed(table: Table, loss
     assert notice.startswith("round 7: training failed")
 
 
-async def test_nothing_is_computed_while_paused(table: Table) -> None:
-    table.own.permit.suspend(WhyIdle.PAUSED, "paused")
-    assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(table.contributor.compute, FAR, table.work)
-        await trio.sleep(1000)
-        assert table.trainer.tasks == []
-        table.own.permit.restore(WhyIdle.PAUSED)
-    assert len(table.trainer.tasks) == 1 and table.contributor.computes
-    assert table.trainer.told == ["pause", "resume"]
-
-
 async def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(table: Table) -> None:
     table.own.permit.suspend(WhyIdle.PAUSED, "paused")
     async with trio.open_nursery() as nursery:
@@ -324,20 +285,6 @@ async def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tab
         contributor.train_ahead(idle, table.work, nursery.start_soon)
         assert await contributor.compute(second, contributor.work_on(second)) is not None
     assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
-
-
-@in_run(STREAMED)
-async def test_nothing_is_trained_ahead_while_paused(table: Table) -> None:
-    (first, second), contributor = streamed(table), table.contributor
-    async with trio.open_nursery() as nursery:
-        assert await contributor.compute(first, table.work) is not None
-        table.own.permit.suspend(WhyIdle.PAUSED, "paused")
-        contributor.train_ahead(first, table.work, nursery.start_soon)
-        nursery.start_soon(contributor.compute, second, contributor.work_on(second))
-        await trio.sleep(1000)
-        assert [task.round for task in table.trainer.tasks] == [0]
-        table.own.permit.restore(WhyIdle.PAUSED)
-    assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
 
 
 @in_run(STREAMED)

@@ -13,7 +13,6 @@ import trio.testing
 
 from protocol.allreduce.runner import ExchangeAsk
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import encode_evidence, evidence_hash
 from protocol.chain.replica import Serving
 from protocol.events.events import Dropped, HandlerFailed, Notice, PeerEjected
 from protocol.membership.heartbeats import FailureDetector
@@ -27,10 +26,10 @@ from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.handlers import Hears, answers, declarations
 from protocol.transport.interface import Acceptance, Offence, Refused, Unreachable
-from protocol.wire.envelope import MAX_GOSSIP_BYTES, Body, decode_body
+from protocol.wire.envelope import MAX_GOSSIP_BYTES, Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
-from protocol.wire.messages import STATEMENTS, Accusation, Finish, Step, Vote
+from protocol.wire.messages import STATEMENTS, Finish, Step, Vote
 from protocol.wire.presence import Goodbye, Role
 from protocol.wire.questions import EvidenceRequest, PartRequest, TipsRequest
 from tests.protocol.answering import BEFORE_HELLO, QUESTIONS
@@ -87,23 +86,6 @@ async def test_whoever_is_connected_is_greeted_and_its_refusal_told(stage: Stage
     stage.router.on_peer_connected(ANN.peer_id)
     await trio.testing.wait_all_tasks_blocked()
     assert [event.text for event in stage.events if isinstance(event, Notice)] == ["no hello here"]
-
-
-async def test_a_peer_too_busy_to_answer_a_greeting_is_greeted_again_while_it_is_connected(stage: Stage) -> None:
-    asked: list[float] = []
-
-    async def answer(kind: str, data: bytes) -> bytes:
-        await trio.lowlevel.checkpoint()
-        asked.append(trio.current_time())
-        if len(asked) < 4:
-            raise Unreachable("no answer in time")
-        raise Refused("not here")
-
-    stage.network.answers[ANN.peer_id] = answer
-    stage.router.on_peer_connected(ANN.peer_id)
-    await trio.sleep(1000)
-    assert [at - asked[0] for at in asked] == [0, 1, 3, 7]
-    assert [event.text for event in stage.events if isinstance(event, Notice)] == ["not here"]
 
 
 async def test_a_peer_that_is_gone_or_connected_anew_is_not_greeted_twice(stage: Stage) -> None:
@@ -224,22 +206,6 @@ async def test_two_votes_brought_to_us_alone_eject_the_elector(stage: Stage) -> 
         await stage.router.on_request(ANN.peer_id, "round", stage.said(ANN, vote))
     await trio.testing.wait_all_tasks_blocked()
     assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
-
-
-@in_run(a_run(ANN, BOB))
-async def test_an_accusation_of_an_elector_is_forwarded_and_its_proof_fetched(stage: Stage) -> None:
-    raw = encode_evidence(stage.proof(ANN))
-
-    async def hand_over(kind: str, data: bytes) -> bytes:
-        await trio.lowlevel.checkpoint()
-        question = decode_body(EvidenceRequest, data)
-        return raw[question.offset : question.offset + question.length]
-
-    stage.network.answers[BOB.peer_id] = hand_over
-    accusation = Accusation(accused=ANN.peer_id, evidence=evidence_hash(raw), size=len(raw))
-    assert stage.gossip(BOB, accusation) is ACCEPT
-    await trio.testing.wait_all_tasks_blocked()
-    assert ANN.peer_id in stage.ejections and stage.gossip(BOB, accusation) is IGNORE
 
 
 ORGANISER = Identity.from_seed(b"\x2a" * 32)

@@ -160,24 +160,6 @@ async def test_a_lost_result_comes_from_others_or_its_record_is_given_up(table: 
     assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, "")])
 
 
-async def test_the_wait_for_lost_results_names_those_who_may_have_them(table: Table) -> None:
-    keeper = kept(table)
-    for _ in range(3):
-        await advance(keeper, table.ours, stored=False)
-    with trio.move_on_after(1):
-        await keeper.reach_tip()
-    lost = "the results of rounds 0 to 2 are damaged or missing on this disk"
-    name = table.membership.name(ANN.peer_id)
-    assert (
-        table.activity.detail
-        == f"{lost}; waiting for {name}, which may have the missing results; this peer gives up after 20 s"
-    )
-    table.hear(ANN.peer_id, table.theirs, name="attic")
-    with trio.move_on_after(1):
-        await keeper.reach_tip()
-    assert table.activity.detail == f"{lost}; asking attic; this peer gives up after 20 s"
-
-
 @pytest.mark.parametrize("is_bound", [True, False], ids=["voted", "did not vote"])
 @pytest.mark.parametrize("addresses", [[], ["/ip4/192.0.2.1/tcp/4001"]], ids=["nobody known", "an address known"])
 @in_run(a_run(ME))
