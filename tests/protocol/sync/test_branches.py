@@ -7,13 +7,12 @@ import pytest
 from protocol.chain.finality import RecentWork
 from protocol.chain.history import Branch
 from protocol.chain.records import Rank
-from protocol.events.events import SecondHistory
 from protocol.sync.fork_choice import Candidate, Constituency, PeerCount, Side, Standpoint, count, follows, is_stuck, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_run, grow, in_run
 from tests.protocol.peers import ANN
-from tests.protocol.sync.table import FOUR, Table, fork
+from tests.protocol.sync.table import FOUR, Table
 
 ELECTORS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 10))
 FORK, ABOVE, ELSEWHERE, UNKNOWN = (Hash(bytes([number]) * 32) for number in range(4))
@@ -82,16 +81,6 @@ def test_who_is_bound_to_another_record_of_the_tip_does_not_come_over() -> None:
     assert count(ONE_EACH, {**heard, ELECTORS[1]: free}, BRANCH) == PeerCount(on=2, off=0), "it is bound below the tip only"
 
 
-def test_nobody_returns_from_a_branch_that_enough_are_coming_over_to() -> None:
-    """Three at the tip, two on the better branch and four on the other, which went round in a circle."""
-    stands = [Standpoint(FORK, False)] * 3 + [Standpoint(MIDDLE.record, False)] * 2 + [seen(FORK, WORST)] * 4
-    heard = dict(zip(ELECTORS, stands, strict=True))
-    counted = count(ONE_EACH, heard, BRANCH)
-    assert counted == PeerCount(6, 3) and follows(counted) and not returns(counted)
-    alone = count(ONE_EACH, heard, Candidate(FORK, BRANCH.tips, None))
-    assert alone == PeerCount(2, 3) and returns(alone)
-
-
 @pytest.mark.parametrize("electors", range(1, 10))
 def test_who_stands_before_a_branch_follows_it_or_those_on_it_return(electors: int) -> None:
     for on in range(1, electors + 1):
@@ -156,11 +145,3 @@ async def test_a_record_that_we_made_meanwhile_is_no_second_one(table: Table, mo
     monkeypatch.setattr(Branch, "common", 0)
     choice = table.choice.judge(branch, ANN.peer_id)
     assert (choice.rounds, choice.lost, choice.news) == (0, False, ())
-
-
-@in_run(a_run(*FOUR))
-async def test_what_a_judgement_finds_is_told_by_whoever_asked_for_it(table: Table) -> None:
-    """It is made in a thread, from which no listener may be woken."""
-    fork(table, 1, {}, {})
-    choice = table.choice.judge(table.branch(1, table.theirs), ANN.peer_id)
-    assert [type(event) for event in choice.news] == [SecondHistory] and not table.of(SecondHistory)

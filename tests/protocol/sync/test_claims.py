@@ -154,8 +154,7 @@ def busy(answer: Answer, kinds: tuple[str, ...]) -> Answer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [("tips", "commits"), ("blob", "want", "leaves", "have")])
-@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize(("kinds", "shared"), [(("tips", "commits"), 0), (("blob", "want", "leaves", "have"), 2)])
 async def test_a_peer_is_followed_within_a_minute_after_it_was_too_busy_to_answer(
     table: Table, kinds: tuple[str, ...], shared: int
 ) -> None:
