@@ -72,14 +72,6 @@ def test_a_busy_source_keeps_what_it_has_and_another_is_asked() -> None:
     assert download.tick(3.0) == {ANN: [0]}
 
 
-def test_no_more_is_owed_than_memory_for_it() -> None:
-    size = 16 << 20
-    download = Download(even(64, size), 0, b"seed", reliability=Reliability(lambda peer: True))
-    wanted = [download.has(peer, (1 << 64) - 1, 0.0) for peer in PEERS]
-    assert sum(len(chunks) for wants in wanted for chunks in wants.values()) == MOST_OWED_BYTES // size
-    assert download.owed_bytes == MOST_OWED_BYTES
-
-
 def test_no_more_sources_are_kept_than_a_bound() -> None:
     download = a_download()
     crowd = [PeerId(f"peer{number}") for number in range(2 * MOST_SOURCES)]

@@ -51,16 +51,6 @@ def test_a_guest_is_told_at_once_of_what_nobody_else_has_and_of_the_rest_with_it
     assert not offer.news(NO_HURRY_S) and offer.news(inf) == {ANN: 0b1000}
 
 
-def test_an_origin_tells_each_guest_of_other_chunks_once() -> None:
-    offer = OriginOffer(8, Random(1), is_member)
-    first, second = offer.join(ANN, 0, 0.0), offer.join(BOB, 0, 0.0)
-    assert first and second and not first & second
-    news = offer.news(0.0)
-    assert ANN not in news or not news[ANN] & first
-    assert not offer.news(0.0)
-    assert offer.join(ANN, 0, 0.1) & first == first, "who asks again is told the same again"
-
-
 @pytest.mark.parametrize("kind", ["open", "origin"])
 def test_a_crowd_of_strangers_keeps_no_member_out(kind: str) -> None:
     offer = an_offer(kind)

@@ -91,14 +91,6 @@ def test_what_somebody_was_shown_and_does_not_fetch_is_shown_to_another() -> Non
     assert set(members(origin.news(FIRST_PATIENCE_S + 0.1))[BOB]) == set(shown[ANN])
 
 
-def test_the_rarest_come_first_when_everything_is_through() -> None:
-    origin = an_origin(8)
-    origin.join(ANN, 0b11111111, 0.0)
-    origin.join(BOB, 0b11111000, 0.0)
-    origin.join(CYN, 0, 0.0)
-    assert {*open_to(origin, BOB), *open_to(origin, CYN)} >= {0, 1, 2}
-
-
 def test_silent_guests_and_one_that_says_it_has_nearly_all_keep_nothing_from_others() -> None:
     silent, count = [PeerId(f"silent-{number}") for number in range(40)], 30
     origin, now, got = an_origin(count, *silent, ANN), 0.0, 0

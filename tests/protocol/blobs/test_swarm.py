@@ -11,8 +11,8 @@ from math import inf
 import pytest
 import trio
 
-from protocol.blobs.blob import MAX_WANTED, ChunksReply, ChunksRequest
-from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, SAMPLE_BYTES, SAMPLE_S, Purpose, _first_chunks
+from protocol.blobs.blob import ChunksReply, ChunksRequest
+from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, SAMPLE_S, Purpose, _first_chunks
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
@@ -50,7 +50,7 @@ def begin(origin: Peer, receivers: list[Peer]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("receivers", "chunks", "most"), [(2, 64, 1.1), (8, 64, 1.3), (8, 256, 1.1), (24, 64, 1.6)])
+@pytest.mark.parametrize(("receivers", "chunks", "most"), [(8, 64, 1.3), (24, 64, 1.6)])
 def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: int, chunks: int, most: float) -> None:
     row = measure(receivers, chunks, degree=8)
     print(row)
@@ -172,14 +172,6 @@ async def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_
     assert sources[0].swarm.up_bytes == sum(table.blob.sizes[chunk] for chunk in members_of(table.blob.all & ~here))
 
 
-async def test_a_source_that_removed_the_blob_is_not_waited_for(table: SwarmTable) -> None:
-    (source,), joiner = await holders_and_a_joiner(table, 1)
-    joiner.fetch([source])
-    await trio.sleep(table.least_s / 4)
-    source.shelf.clear()
-    await table.until(lambda: joiner.outcome is False, 4 * HOPE_S)
-
-
 # -- liars ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,24 +209,22 @@ async def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(table: S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("crowd", "most_s"), [(60, 16.0), (200, 16.0)])
 @set_up(chunks=32)
 async def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_has_it(
-    table: SwarmTable, crowd: int, most_s: float
+    table: SwarmTable,
 ) -> None:
-    withholders, (honest,), (joiner,) = table.add(LastWithholder, crowd), table.add(), table.add()
+    withholders, (honest,), (joiner,) = table.add(LastWithholder, 60), table.add(), table.add()
     table.strangers.update(peer.id for peer in withholders)
     await trio.sleep(0.1)
     for peer in [*withholders, honest]:
         peer.hold()
     joiner.fetch([*withholders, honest])
     taken_s = await table.until_all([joiner], 100)
-    print(f"{crowd} withholders: {taken_s:.1f} s instead of {table.least_s:.1f} s")
-    assert taken_s < table.least_s + most_s
+    assert taken_s < table.least_s + 16.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Beginner])
+@pytest.mark.parametrize("kind", [Staller, Beginner])
 async def test_who_claims_what_nobody_has_keeps_no_download_for_ever(table: SwarmTable, kind: type[Claimer]) -> None:
     (liar,), (joiner,) = table.add(kind), table.add()
     await trio.sleep(0.1)
@@ -377,19 +367,3 @@ async def test_what_a_liar_sends_is_no_rate(table: SwarmTable, kind: type[Peer])
     sampled = await asker.swarm.sample(table.blob, source.id)
     assert sampled.bytes_per_s == 0 and sampled.problem
     assert trio.current_time() - begun <= SAMPLE_S
-
-
-@set_up(chunk_s=0.01)
-async def test_pushes_that_no_sample_asked_for_are_refused(table: SwarmTable) -> None:
-    source, asker = await two(table)
-    await asker.swarm.sample(table.blob, source.id)
-    source.swarm._uploads.want(asker.id, table.blob.name, 0)
-    came = asker.came[0]
-    await trio.sleep(5)
-    assert asker.came[0] == came
-
-
-def test_a_sample_has_a_few_megabytes_at_most() -> None:
-    assert _first_chunks([16 << 20] * 3) == [0]
-    assert sum([1 << 20] * len(_first_chunks([1 << 20] * 100))) == SAMPLE_BYTES
-    assert len(_first_chunks([CHUNK_BYTES] * 1000)) == MAX_WANTED

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from protocol.blobs.blob import read_chunk_header
-from protocol.blobs.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, PUSHES_TO_ONE, Uploads
+from protocol.blobs.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, Uploads
 from protocol.transport.interface import Unreachable
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import NAME, PEERS
@@ -179,14 +179,6 @@ async def test_a_long_way_to_one_peer_is_filled(line: Line) -> None:
 
 @pytest.mark.slow
 @set_up(push_s=0.02, line_s=0.02)
-async def test_on_a_short_way_a_push_waits_for_few_others(line: Line) -> None:
-    uploads = line.uploads
-    assert await _serve(uploads, line, PEERS[:8], 20) > 49
-    assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
-
-
-@pytest.mark.slow
-@set_up(push_s=0.02, line_s=0.02)
 async def test_members_far_away_that_withhold_their_answers_take_few_places(line: Line) -> None:
     """Twelve take what they get and never say so: two peers near by are served all the same."""
     uploads = line.uploads
@@ -198,20 +190,6 @@ async def test_members_far_away_that_withhold_their_answers_take_few_places(line
         await trio.sleep(0.1)
     before = len(line.pushed)
     assert await _serve(uploads, line, near, 20) - before / 20 > 40
-
-
-@pytest.mark.slow
-@set_up(push_s=0.02, line_s=0.02, size=1 << 20)
-async def test_who_answers_late_fills_nobody_elses_queue(line: Line) -> None:
-    uploads = line.uploads
-    late, near = PeerId("late"), PEERS[:2]
-    line.stuck, line.members, line.stuck_s = {late}, {late}, 4.9
-    for chunk in range(64):
-        uploads.want(late, NAME, chunk)
-    await trio.sleep(2)
-    before = len(line.pushed)
-    await _serve(uploads, line, [late, *near], 20)
-    assert sum(peer in near for peer, _ in line.pushed[before:]) / 20 > 30
 
 
 async def test_chunks_that_somebody_waits_for_go_before_spare_ones_of_all_peers(line: Line) -> None:
