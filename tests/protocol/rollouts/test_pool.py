@@ -203,40 +203,6 @@ def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
 
 
-def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_heard() -> None:
-    table = dealt()
-    table.judge(table.order[0], GOOD)
-    other = hash_bytes("root", b"1")
-    table.hear(root=other, number=1)
-    table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
-    table.tell(FetchEnded(WORKER, other, True))
-    table.tell(JudgementHeard(table.order[0], Judgement(author=WORKER, root=other, codes=BAD)))
-    for peer in order_of(ONE_PLACE, other, VALIDATORS):
-        table.tell(JudgementHeard(peer, Judgement(author=WORKER, root=other, codes=BAD)))
-    assert [type(effect) for effect in table.tell(TrainerIdle())] == [VerifyBatch]
-    table.tell(BatchVerified(WORKER, other, BAD))
-    assert table.pool.usable(3) == [] and table.hear(number=2, root=hash_bytes("root", b"2")) == []
-
-
-def test_what_nobody_serves_is_rejected_without_blame() -> None:
-    table = Table(Role.TRAINER)
-    table.pool.trust.right(WORKER)
-    table.hear()
-    effects = table.fetched(here=False)
-    assert DiscardBytes in kinds(effects) and GossipVerdicts in kinds(effects), "its maker hears why"
-    [told] = [e.event for e in effects if isinstance(e, EmitEvent) and isinstance(e.event, BatchDecided)]
-    assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
-    assert not table.pool.trust.aside(WORKER) and table.pool.trust.chance(WORKER) == 1.0
-
-
-def test_a_trainer_that_was_not_in_the_last_record_checks_itself() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    assert kinds(table.hear()) == [ForwardBatch, FetchBatch]
-    table.fetched()
-    table.check(GOOD)
-    assert table.decision is Decision.ACCEPTED
-
-
 def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time() -> None:
     table = dealt()
     effects = table.move(3 + RL.max_async + 1)

@@ -275,14 +275,6 @@ def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
 # -- room -----------------------------------------------------------------------------------------------------------------
 
 
-def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
-    monkeypatch.setattr(trust, "MOST_OF_ONE", 3)
-    table = Table(Role.SEED)
-    for number in range(5):
-        table.hear(number=number, root=hash_bytes("root", bytes([number])))
-    assert len([*table.pool]) == 3
-
-
 def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
     """They were fetched all the same, and nobody gave the places back: the trainer waited for ever."""
     table, roots = Table(Role.TRAINER, trainers=()), [hash_bytes("root", bytes([number])) for number in range(16)]

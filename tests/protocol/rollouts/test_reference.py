@@ -165,18 +165,6 @@ async def test_a_run_with_initial_weights_has_none_before_they_are_here(nursery:
     assert held(reference) == stage.own
 
 
-async def test_where_the_record_names_others_than_our_state_gave_the_record_counts(
-    nursery: trio.Nursery, tmp_path: Path
-) -> None:
-    stage, right = Stage(tmp_path, WARM), other_weights(7)
-    reference = await stage.begin(nursery)
-    assert reference.path is not None
-    stage.chain.length, stage.chain.weights = WARM + 1, name_of(right)
-    stage.others.served[name_of(right)] = right
-    await trio.sleep(NOW)
-    assert held(reference) == right
-
-
 async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage = Stage(tmp_path, WARM + 4)
     branches = {f"branch {number}": other_weights(number) for number in range(1, 4)}
@@ -197,20 +185,6 @@ async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nu
     assert len(stage.others.asked) == asked, "they were still here"
     await go_to("branch 3")
     assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
-
-
-async def test_after_a_restart_the_bytes_on_the_disk_are_checked(nursery: trio.Nursery, tmp_path: Path) -> None:
-    stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
-    root = put(stage.files, right)
-    stage.chain.weights = root
-    data = bytearray(right)
-    data[9] ^= 1
-    stage.files.path(root).write_bytes(data)
-    reference = await stage.begin(nursery)
-    assert reference.path is None and stage.others.asked[0] == root
-    stage.others.served[root] = right
-    await trio.sleep(10 * NOW)
-    assert held(reference) == right
 
 
 async def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(
