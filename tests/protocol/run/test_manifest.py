@@ -73,12 +73,6 @@ def test_a_run_is_open_when_its_admission_is(admission: str) -> None:
     assert (settings.is_open, settings.seasoning_rounds) == (admission == "open", 5)
 
 
-def test_the_run_id_is_the_hash_of_the_body() -> None:
-    signed = sign(ONE, a_manifest())
-    assert signed.run == hash_bytes("manifest", signed.manifest.encode())
-    assert sign(ONE, a_manifest(seed=1)).run != signed.run
-
-
 def test_only_its_organiser_can_sign_a_manifest() -> None:
     forged = seal(TWO, ZERO_HASH, "manifest", a_manifest().encode()).raw
     with pytest.raises(Malformed, match="organiser"):
@@ -221,14 +215,6 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
 def test_senseless_manifests_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         a_manifest(**fields)
-
-
-def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('name = "mine"\n[data]\nsequence_length = 64\n[inner]\nlr = 1\n')
-    manifest = load_run_file(path, ONE.peer_id)
-    data = DataSection(sequence_length=64, corpora=[BUILTIN], sources=[builtin_source(64)])
-    assert (manifest.organiser, manifest.data) == (ONE.peer_id, data)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * ((1 << 20) + 1)])

@@ -106,19 +106,6 @@ def test_whoever_does_not_answer_costs_a_moment_and_not_its_whole_time(tmp_path:
     assert fetched_in_s(library(tmp_path, others), crowd) <= len(crowd) * asking.SOON_S
 
 
-def test_peers_that_refuse_are_asked_one_after_the_other(tmp_path: Path) -> None:
-    poor = [PeerId(f"poor {number}") for number in range(5)]
-    others = Others([*poor, SEED], [SEED])
-    assert fetched_in_s(library(tmp_path, others), poor) == 0 and len(others.asked) == 6
-
-
-def test_hashes_that_are_here_are_not_asked_for_again(tmp_path: Path) -> None:
-    others = Others([SEED], [SEED])
-    there = library(tmp_path, others)
-    there._folder.write_leaves(ROOT, LEAVES)
-    assert fetched_in_s(there, [SEED]) == 0 and others.asked == []
-
-
 async def test_a_file_that_somebody_removed_or_altered_is_not_here_any_more(tmp_path: Path) -> None:
     others: Any = SimpleNamespace(me=ME.peer_id, originate=lambda root, count: None)
     sets = SetFiles(others, others, BlobStore(Disk(durable=False), tmp_path / "tasks"), inline, others)
