@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -25,7 +24,6 @@ from protocol.agreement.ballot import (
     view_change_of,
 )
 from protocol.allreduce.assignment import plan_hash
-from protocol.chain.base import fragment_of
 from protocol.chain.records import record_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
@@ -110,18 +108,6 @@ def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
 )
 def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_record_proposal(SETTINGS, BASE, a_record(**changes), INDEX, PROVENANCE) == flaw
-
-
-@pytest.mark.parametrize(("fragments", "round", "fragment"), [(1, 0, 0), (1, 5, 0), (4, 3, 3), (4, 5, 1)])
-def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> None:
-    base = replace(BASE, round=round, fragment=fragment_of(round, fragments))
-    assert base.fragment == fragment
-    plans = [
-        a_plan(round=round, fragment=number, members=members(*PEERS[:3], round=round, fragment=number))
-        for number in range(fragments)
-    ]
-    flaws = [flaw_of_plan(SETTINGS, base, plan) for plan in plans]
-    assert [number for number, flaw in enumerate(flaws) if flaw is None] == [fragment]
 
 
 @pytest.mark.parametrize(
@@ -397,14 +383,6 @@ def test_a_second_vote_may_follow_no_first_one() -> None:
     kept, vote = cast_second(blank(BASE), a_record_proposal(0), a_lock(0).proof)
     assert (vote.step, vote.record_hash, kept.second) == (Step.SECOND, NAME, NAME)
     assert objection_to_vote(kept, Step.FIRST, 0, [], OTHER) is None, "the first step is another one"
-
-
-def test_votes_say_what_is_kept() -> None:
-    kept, vote = cast_first(blank(BASE), a_record_proposal(3, DAN))
-    assert (vote.round, vote.base, vote.attempt, vote.step, vote.absent) == (5, TIP, 3, Step.FIRST, [DAN])
-    assert (kept.attempt, kept.absent, kept.first, kept.second) == (3, [DAN], NAME, None)
-    assert kept.lock is None and kept.reduced is None, "a first vote locks nobody"
-    assert cast_first(kept, a_record_proposal(3, DAN)) == (kept, vote)
 
 
 # -- locks ----------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from protocol.wire.messages import Finish, PrevoteCertificate, Proposal, RecordP
 from tests.protocol.agreement.parliament import (
     Parliament,
     leader_and_voter,
-    put_to_the_vote,
 )
 from tests.protocol.agreement.parliament import settings as round_settings
 from tests.protocol.council import signed
@@ -40,18 +39,6 @@ def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quor
         assert parliament.hand_over(ready, seat, finish) == [], "it is not ready itself"
         parliament.ready(ready)
         assert parliament.hand_over(ready, seat, finish) == effects
-
-
-def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() -> None:
-    parliament = Parliament(4)
-    proposer, record_proposal = put_to_the_vote(parliament)
-    seat = next(seat for seat in parliament.seats.values() if seat.me != proposer)
-    assert not seat.machine.is_settling
-    parliament.hand_over(proposer, seat, record_proposal)
-    assert seat.machine.is_settling
-    parliament.queue.clear()
-    parliament.run(40)
-    assert seat.committed is not None and not parliament.undecided()
 
 
 @pytest.mark.parametrize("killed", [False, True])

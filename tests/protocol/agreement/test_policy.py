@@ -11,7 +11,7 @@ import pytest
 
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
-from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, RESEND_S, ClosingPolicy
+from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, ClosingPolicy
 from protocol.agreement.proposer import ViewChangeLog
 from protocol.agreement.round_state import RoundState
 from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, LatenessMemory, Observed, deputised, share_of
@@ -140,24 +140,6 @@ def test_a_round_of_text_in_a_run_with_rollouts_counts_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "taken", "tokens"),
-    [
-        ({}, True, 100),
-        ({"tokens": 50}, False, 100),
-        ({"serial": 0, "tokens": 50}, False, 100),
-        ({"serial": 2, "tokens": 50}, True, 50),
-        ({"incarnation": 2, "serial": 0, "tokens": 50}, True, 50),
-        ({"incarnation": 0, "serial": 9, "tokens": 50}, False, 100),
-    ],
-)
-def test_a_newer_ready_takes_the_place_of_an_older_one(changes: dict[str, Any], taken: bool, tokens: int) -> None:
-    closing = a_closing([1])
-    assert says_ready(closing, 1, **changes) is taken
-    known = closing.ready_of(PEERS[1])
-    assert known is not None and known.tokens == tokens
-
-
-@pytest.mark.parametrize(
     ("look", "waited_for", "coming"),
     [
         (AT_WORK, True, False),
@@ -173,20 +155,6 @@ def test_peers_at_work_on_the_tip_are_waited_for(look: PeerView, waited_for: boo
     at_work, soon = a_closing([0]).awaited(view)
     assert (PEERS[1] in at_work, PEERS[1] in soon) == (waited_for, coming)
     assert a_closing([0, 1]).awaited(view) == ([], []), "not any more when it is ready"
-
-
-def test_a_ready_may_wait_unless_it_can_complete_a_quorum_or_is_the_last_that_is_awaited() -> None:
-    closing, view = a_closing([0]), a_view(*[AT_WORK] * 5)
-    may_wait = []
-    for number in (4, 1, 2, 3):
-        closing.gather(view, 100.0)
-        assert says_ready(closing, number)
-        may_wait.append(closing.can_wait(PEERS[number]))
-    assert may_wait == [True, False, False, False], "a stranger, then the electors of the quorum, and the last one"
-    closing = a_closing([0, 1, 2])
-    closing.gather(view, 100.0)
-    assert (says_ready(closing, 4), closing.can_wait(PEERS[4])) == (True, True), "an elector is still awaited"
-    assert (says_ready(closing, 3), closing.can_wait(PEERS[3])) == (True, False)
 
 
 @cases(
@@ -210,13 +178,6 @@ def test_a_round_is_closed(ready: list[int], looks: list[PeerView], closable_aft
     waits_s = [0.0, GRACE_S - 0.25, GRACE_S, GRACE_S + FINISH_S - 0.25, GRACE_S + FINISH_S]
     closable = [wait_s for wait_s in waits_s if closing.gather(view, 1.0 + wait_s)[1]]
     assert closable == [wait_s for wait_s in waits_s if closable_after_s is not None and wait_s >= closable_after_s]
-
-
-def test_late_peers_are_asked_to_finish_after_the_grace_time_and_again() -> None:
-    closing, view = a_closing([0, 1, 2]), a_view(*[AT_WORK] * 4)
-    asked = {since: closing.gather(view, since)[0] for since in (0.0, GRACE_S, GRACE_S + RESEND_S / 2, GRACE_S + RESEND_S)}
-    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
-    assert list(asked.values()) == [[], finish, [], finish]
 
 
 def test_the_grace_time_begins_anew_when_the_quorum_is_not_alive_any_more() -> None:
@@ -267,15 +228,6 @@ def test_an_elector_that_stalls_rounds_is_waited_for_in_ever_fewer() -> None:
 def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector() -> None:
     crowd = [PeerId(f"stranger {number}") for number in range(100)]
     assert rounds_held_up(crowd, range(4), 40) == [0, *range(1, 40, 1 + FIRST_ROUNDS)]
-
-
-def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
-    lateness = LatenessMemory()
-    lateness.trainers.lost_with(PEERS[3], BASE.round - 1)
-    closing, view = a_closing([0, 1, 2], lateness=lateness), a_view(*[AT_WORK] * 4)
-    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
-    gathered = [closing.gather(view, HURRIED * wait_s) for wait_s in (0.0, GRACE_S, GRACE_S + FINISH_S)]
-    assert gathered == [([], False), (finish, False), ([], True)]
 
 
 @pytest.mark.parametrize(
@@ -465,12 +417,6 @@ def test_the_state_is_looked_at_again(electors: int, ours: int, others: int, aga
 )
 def test_electors_are_absent(looks: list[PeerView], absent: list[int]) -> None:
     assert a_closing().absent(a_view(*looks)) == tuple(PEERS[number] for number in absent)
-
-
-def test_a_peer_without_a_vote_takes_all_electors_for_absent_when_all_are_gone() -> None:
-    closing = ClosingPolicy(PEERS[4], SETTINGS, BASE, LatenessMemory())
-    assert closing.absent(a_view(*[LONG_SILENT] * 4)) == tuple(PEERS[:4])
-    assert closing.absent(a_view(*[LONG_SILENT] * 3, QUIET)) == ()
 
 
 @pytest.mark.parametrize(

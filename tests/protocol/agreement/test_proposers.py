@@ -89,19 +89,6 @@ def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: i
     assert parliament.commits()[0].certificate.absent == [elector]
 
 
-def test_whoever_has_the_result_of_a_certified_record_is_waited_for() -> None:
-    parliament = Parliament(1, joiners=2)
-    elector, joiner, other = parliament.seats
-    parliament.starved.add(joiner)
-    parliament.ready()
-    parliament.run(3)
-    parliament.crash(elector)
-    parliament.starved.clear()
-    parliament.run(100)
-    assert parliament.undecided() == [joiner] and len(parliament.records()) == 1
-    assert parliament.seats[other].committed is not None
-
-
 def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
     """A liar calls ballots without electors that are alive; whoever hears them votes in none of these."""
     parliament = Parliament(4)

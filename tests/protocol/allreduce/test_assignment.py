@@ -94,15 +94,6 @@ def test_a_boast_does_not_make_an_owner_of_everything(claim: float) -> None:
     assert counts == shares_of(TIP, [1e6] * 7 + [LARGEST * 1e6], 800)
 
 
-@given(tips, st.lists(speeds, min_size=3, max_size=8), st.integers(8, 100))
-def test_the_chunks_of_an_owner_are_spread_evenly(tip: Hash, bandwidths: list[float], chunks: int) -> None:
-    owners = assign_owners(tip, peers(len(bandwidths)), chunks, bandwidths)
-    counts = Counter(owners)
-    for owner, count in counts.items():
-        for end in range(1, chunks + 1):
-            assert abs(owners[:end].count(owner) - count * end / chunks) <= len(bandwidths)
-
-
 @given(tips, st.integers(1, 12), st.integers(0, 4095))
 def test_the_owner_of_a_chunk_is_followed_by_every_other_member(plan: Hash, members: int, chunk: int) -> None:
     known = peers(members)

@@ -212,11 +212,6 @@ def test_a_peer_that_gave_up_records_takes_no_slack_for_the_rounds_it_went_back(
     assert slack.left(LATE, 60, 8.0) == 7.0
 
 
-def test_slack_is_used_once_in_a_round_of_several_exchanges() -> None:
-    each = [Observed({LATE: 3.0}, []), Observed({LATE: 2.0, PEERS[2]: 1.0}, [PEERS[3]])]
-    assert Observed.of_round(each) == Observed({LATE: 3.0, PEERS[2]: 1.0}, {PEERS[3]})
-
-
 def judged(lateness: LatenessMemory, late_s: dict[PeerId, float], *stalled: PeerId, round: int = 0) -> set[PeerId]:
     """Who has stalled such an exchange of all peers, who all are electors, in the eyes of the second one."""
     base = replace(BASE, round=round, electors=tuple(PEERS))
@@ -243,16 +238,6 @@ def test_the_lateness_of_ever_new_strangers_adds_up_and_that_of_many_at_a_time_c
     lateness, strangers = LatenessMemory(), [PeerId(f"stranger {number}") for number in range(100)]
     assert judged(lateness, dict.fromkeys(strangers, 9.0)) == set()
     assert judged(lateness, {PeerId("another"): 9.0}, round=1) == {STRANGERS}
-
-
-def test_our_own_waiting_is_nobodys_stall() -> None:
-    lateness = LatenessMemory()
-    assert judged(lateness, {PEERS[1]: 1e3}) == set()
-    assert allowed(lateness, 0) == [FAIR_S + SLACK_S, FAIR_S]
-
-
-def test_only_members_of_the_record_have_stalled_it() -> None:
-    assert judged(LatenessMemory(), {}, PEERS[0], PeerId("of another plan")) == {PEERS[0]}
 
 
 # -- whole exchanges ------------------------------------------------------------------------------------------------------

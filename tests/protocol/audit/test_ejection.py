@@ -195,20 +195,6 @@ async def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(table: T
     assert not table.hear(accusation())
 
 
-async def test_an_accuser_that_fails_again_waits_twice_as_long(table: Table) -> None:
-    table.network.answers.clear()
-    waits = []
-    for _ in range(3):
-        await table.examine(accusation())
-        began = trio.current_time()
-        while not table.hear(accusation()):
-            await trio.sleep(1)
-        await table.ejections.examine(ACCUSER)
-        waits.append(round(trio.current_time() - began))
-        await trio.sleep(2 * waits[-1])
-    assert waits == [30, 120, 480]
-
-
 async def test_the_proofs_fetched_at_a_time_are_bounded_in_number_and_bytes_and_one_from_each_accuser(table: Table) -> None:
     await trio.lowlevel.checkpoint()
     assert table.hear(claim(0)) and not table.hear(claim(1)) and not table.hear(claim(0))

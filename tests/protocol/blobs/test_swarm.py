@@ -6,7 +6,6 @@ import gc
 import weakref
 from array import array
 from functools import partial
-from math import inf
 
 import pytest
 import trio
@@ -95,14 +94,6 @@ async def test_a_withheld_blob_goes_to_nobody_neither_while_it_is_fetched_nor_la
     await table.until_all([holder], 2 * table.least_s)
     await table.until(lambda: asker.outcome is False, 2 * HOPE_S)
     assert not asker.here() and not holder.swarm.up_bytes and not holder.swarm.gives(table.blob.name)
-
-
-async def test_what_nobody_has_is_given_up_soon(table: SwarmTable) -> None:
-    _, (first, second) = await an_origin_and(table, 2)
-    start = trio.current_time()
-    first.fetch([*table.peers])
-    await table.until(lambda: first.outcome is False, 2 * HOPE_S)
-    assert trio.current_time() - start < HOPE_S + 2
 
 
 async def test_two_that_wait_for_each_other_give_up_after_a_while(table: SwarmTable) -> None:
@@ -232,21 +223,6 @@ async def test_who_claims_what_nobody_has_keeps_no_download_for_ever(table: Swar
     await table.until(lambda: joiner.outcome is False, PATIENCE_S + 5)
 
 
-async def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody(table: SwarmTable) -> None:
-    """As when a person ends the program while a blob is on its way, and what came last was not told yet."""
-    origin, (one, other) = await an_origin_and(table, 2)
-    begin(origin, [one, other])
-    await table.until(lambda: bool(one.here()) and bool(other.here()), table.least_s)
-    (fetch,) = one.swarm._fetches[table.blob.name]
-    one.crash()
-    await trio.sleep(1.0)
-    assert not one.swarm._tasks.is_open and one.outcome is None
-    fetch.offer.join(other.id, 0, trio.current_time())
-    fetch.offer.add(0)
-    one.swarm._spread(table.blob.name, fetch.offer, inf)
-    assert not one.swarm._untold
-
-
 @pytest.mark.parametrize("within_s", [0.1, 60.0])
 async def test_nothing_keeps_the_buffer_of_a_fetch_that_is_over(table: SwarmTable, within_s: float) -> None:
     """Or the file behind it would stay open, and on the disk after its removal, until the next garbage collection."""
@@ -341,22 +317,6 @@ async def test_a_sample_finds_the_rate_of_the_line_and_keeps_nothing(table: Swar
     assert sampled.down_bytes == sum(table.blob.sizes[chunk] for chunk in _first_chunks(table.blob.sizes))
     assert not asker.swarm._samples and not asker.shelf
     assert not source.swarm._askers and not source.swarm._fetches, "nobody remembers who measured"
-
-
-async def test_a_sample_ends_in_time_on_a_slow_line(table: SwarmTable) -> None:
-    source, asker = await two(table)
-    begun = trio.current_time()
-    sampled = await asker.swarm.sample(table.blob, source.id)
-    assert trio.current_time() - begun <= SAMPLE_S
-    assert 0 < sampled.down_bytes <= SAMPLE_S * table.rate
-    assert sampled.bytes_per_s == pytest.approx(table.rate, rel=0.3)
-
-
-async def test_a_peer_without_the_blob_is_a_reason(table: SwarmTable) -> None:
-    source, asker = table.add(count=2)
-    await trio.sleep(0.1)
-    sampled = await asker.swarm.sample(table.blob, source.id)
-    assert sampled.problem == "this peer does not have that blob" and sampled.bytes_per_s == 0
 
 
 @pytest.mark.parametrize("kind", [Corrupter, Swallower, AlwaysBusy])

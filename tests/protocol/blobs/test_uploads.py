@@ -102,15 +102,6 @@ async def test_beyond_a_short_queue_it_is_busy_and_who_was_turned_away_comes_fir
     assert not uploads.want(cyn, NAME, 0)
 
 
-@set_up(push_s=0.01)
-async def test_a_quick_line_has_a_longer_queue(line: Line) -> None:
-    uploads = line.uploads
-    for chunk in range(LEAST_QUEUE):
-        uploads.want(PEERS[0], NAME, chunk)
-    await trio.sleep(1)
-    assert sum(uploads.want(PEERS[0], NAME, chunk) for chunk in range(200)) == MOST_QUEUE
-
-
 async def test_members_go_before_strangers_and_a_crowd_takes_no_place_of_theirs(line: Line) -> None:
     uploads = line.uploads
     for _ in range(3):
@@ -139,23 +130,6 @@ async def test_who_takes_nothing_holds_up_only_its_own(line: Line) -> None:
         await trio.sleep(2)
     assert sum(chunk >= 50 for _, chunk in line.pushed) >= 18, "and when they come again, nothing"
     assert line.most <= MOST_WITH_STALLED
-
-
-async def test_a_chunk_that_is_gone_meanwhile_costs_nothing(line: Line) -> None:
-    uploads = line.uploads
-    uploads.want(PEERS[0], NAME, 99)
-    uploads.want(PEERS[0], NAME, 1)
-    await trio.sleep(2)
-    assert line.pushed == [(PEERS[0], 1)]
-
-
-async def test_nothing_more_goes_to_one_that_is_gone(line: Line) -> None:
-    uploads = line.uploads
-    for chunk in range(4):
-        uploads.want(PEERS[0], NAME, chunk)
-    uploads.forget(PEERS[0])
-    await trio.sleep(5)
-    assert not line.pushed and not uploads._queues and not uploads._under_way
 
 
 async def _serve(uploads: Uploads, line: Line, peers: list[PeerId], seconds: float) -> float:

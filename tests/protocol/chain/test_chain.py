@@ -250,16 +250,6 @@ def extended(finality: Finality, electors: tuple[PeerId, ...], certificate: Cert
     return finality.after(electors, quorum_size(len(electors)), certificate, members)
 
 
-ALONE = signed_by(A, absent=(B,))
-
-
-def test_rounds_made_alone_are_final_once_the_other_has_voted_above_them() -> None:
-    asleep = after(signed_by(A, B), *[ALONE] * 90)
-    assert (asleep.final, asleep.missing, len(asleep.unconfirmed)) == (1, frozenset((A, B)), 1)
-    back = extended(asleep, (A, B), signed_by(A, B))
-    assert (back.final, back.missing, back.rounds) == (92, frozenset(), 92)
-
-
 def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing() -> None:
     """Of A to E only A stayed; with newcomers it makes full records, and the others may still have certified another one."""
     finality = after(signed_by(A, absent=(B, C, D, E)), electors=FIVE)
@@ -278,16 +268,6 @@ def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing()
     for peer, final in ((B, 0), (C, finality.rounds + 2)):
         finality = extended(finality, (*newcomers, peer), signed_by(A, peer))
         assert finality.final == final, "four of five are a quorum, in whichever records they voted"
-
-
-def test_of_two_parts_at_most_one_binds_itself() -> None:
-    """Half of the electors take the other half's seats away, and make full records."""
-    for electors in (FIVE[:2], FIVE[:4], (*FIVE, *NEWCOMERS[:1])):
-        half = electors[: len(electors) // 2]
-        finality = after(signed_by(*half, absent=electors[len(half) :]), electors=electors)
-        for _ in range(3):
-            finality = extended(finality, half, signed_by(*half))
-        assert finality.confirmable(half) == () and finality.final == 0
 
 
 def test_only_electors_of_unconfirmed_records_are_remembered() -> None:

@@ -155,31 +155,6 @@ def test_electors_follow_from_the_members_of_records(settings: RoundSettings, st
         assert electorate.quorum == quorum_size(len(electors))
 
 
-def settled(peers: Sequence[PeerId] = FOUR, settings: RoundSettings = CLOSED) -> Electorate:
-    """These peers are the electors."""
-    electorate = follow(Electorate.start(settings), peers, 3)
-    assert not electorate.is_founding and electorate.electors == tuple(peers)
-    return electorate
-
-
-def test_seats_end_at_64_and_go_by_age() -> None:
-    many, late, later = named("p", MAX_ELECTORS), named("c", 2), named("a", 2)
-    electorate = follow(settled(many), [*many, *late])
-    electorate = follow(electorate, [*many, *late, *later], 9)
-    assert electorate.electors == many
-    electorate = follow(electorate, [*many[2:], *late, *later], 3)
-    assert electorate.electors == (*late, *many[2:]), "those who came first, whatever their IDs"
-
-
-def test_the_young_hold_a_quarter_of_an_open_run() -> None:
-    founders, crowd = named("f", 8), named("a", 240)
-    electorate = follow(Electorate.start(founded(OPEN, founders)), [*founders, *crowd], 3)
-    assert electorate.electors == (*crowd[:2], *founders)
-    electorate = follow(electorate, [*founders, *crowd], 99)
-    assert electorate.electors == (*crowd[:2], *founders)
-    assert follow(electorate, [*founders, *crowd]).electors == (*crowd[:5], *founders), "two seniors more, a third of ten"
-
-
 def test_who_returns_keeps_its_age_for_as_long_as_it_had_it() -> None:
     founders, others = named("f", 4), named("p", 2)
     everybody = [*founders, *others]
@@ -348,14 +323,6 @@ def test_the_forecast_is_what_the_rules_do(founders: int, training: int, until: 
     now, members = start(founders), sorted({*REAL[:training], *NEWCOMERS})
     assert now.founders_vote_until(REAL[:training]) == until
     assert after(now, until - 1, members).is_founding and not after(now, until, members).is_founding
-
-
-def test_the_forecast_follows_the_chain_as_it_stands() -> None:
-    alone = after(start(1), 50, REAL[:1])
-    assert alone.founders_vote_until(REAL[:1]) == 253, "nobody came in the first 50 rounds"
-    friends = after(alone, 120, REAL[:4])
-    assert friends.founders_vote_until(REAL[:4]) == 253, "they came in round 50, and are still there"
-    assert after(friends, 83, REAL[:4]).founders_vote_until(REAL[:4]) is None, "others vote now"
 
 
 def test_only_founders_of_an_open_run_vote_alone() -> None:

@@ -24,8 +24,6 @@ from protocol.chain.leases import (
     LeasePool,
     Leases,
     Ranges,
-    Stretches,
-    by_slot_of_column,
     holder_slots,
     lease_terms,
     rows_among,
@@ -83,27 +81,6 @@ def test_more_returned_ranges_than_the_bound_lose_the_shortest_ones() -> None:
 
 
 bounds = st.lists(st.integers(0, ROWS // STEP * 3), unique=True, max_size=8).map(sorted)
-columns = st.dictionaries(
-    st.integers(0, 3), bounds.map(lambda drawn: tuple(zip(drawn[::2], drawn[1::2], strict=False))), max_size=4
-)
-
-
-@pytest.mark.slow
-@given(records=st.lists(columns, max_size=8), limit=st.none() | st.integers(0, 90).map(lambda steps: steps * STEP))
-def test_stretches_of_columns_are_consumed_once_and_the_rest_stays_in_the_pool(
-    records: Sequence[Mapping[int, Stretches]], limit: int | None
-) -> None:
-    """Four columns of a round, each read in stretches that go over its slots."""
-    pool, consumed = LeasePool(), list[int]()
-    for record in records:
-        read = dict[int, Ranges]()
-        for first_slot, stretches in record.items():
-            for place, rows in by_slot_of_column(stretches, ROWS // STEP, STEP).items():
-                slot = first_slot + 4 * place
-                read[slot] = rows
-                consumed += rows_in(rows_among(pool.lease(slot, ROWS, limit), rows))
-        pool = pool.after(read, ROWS, limit)
-        assert sorted([*consumed, *rows_in(pool.returned)]) == list(range(pool.cursor))
 
 
 @given(st.lists(bounds.map(lambda drawn: tuple(zip(drawn[::2], drawn[1::2], strict=False))), min_size=2, max_size=2))
@@ -139,11 +116,6 @@ def test_the_beacon_changes_every_so_many_rounds() -> None:
         leases = leases.on(round, a_hash(round + 1))
         beacons.append(leases.beacon)
     assert beacons == [a_hash(round - round % BEACON_ROUNDS + 1) for round in range(3 * BEACON_ROUNDS)]
-
-
-def test_other_peers_draw_a_spare_slot_behind_the_holders_anew_on_each_tip() -> None:
-    drawn = [spare_slot(a_hash(seed), HOLDERS[0], 5, 64) for seed in range(50)]
-    assert {slot % 6 for slot in drawn} == {5} and max(drawn) < 6 * 64 and len(set(drawn)) > 20
 
 
 # -- a swarm that only leases ---------------------------------------------------------------------------------------------
@@ -406,11 +378,6 @@ def test_the_run_is_over_with_its_last_row_and_no_extension_continues_it() -> No
     for extension in (None, Extension(total=10**7)):
         with pytest.raises(Malformed, match="after the end of the run"):
             replace(progress, goal=Goal(Unit.ROUNDS, 10**6, 0.2)).check(extension)
-
-
-def test_a_run_whose_rows_are_read_goes_on_with_rollouts() -> None:
-    with limited(4 * TERMS.rows), patch.object(RunManifest, "learns_from_rollouts", lambda self, round: round > 5):
-        assert not a_roster().after(a_commit(members(*PEERS[:4], steps=20))).progress.is_over
 
 
 def test_leases_follow_the_chain_back_to_where_a_branch_begins(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from protocol.chain.base import Base
 from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, named_in, reward_of
 from protocol.chain.electorate import Electorate
 from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens, data_total
-from protocol.run.manifest import Admission
 from protocol.run.sections import BUILTIN, DataSection, Goal, SourceSection, Unit
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
@@ -131,15 +130,6 @@ def test_free_keys_and_a_lying_elector_add_a_bounded_number_of_tokens(honest: li
     assert alone <= counted <= 1.5 * 4 * max(honest), "nothing that others claim takes tokens away, or adds many"
 
 
-def test_the_electors_at_the_tip_are_the_ones_that_count() -> None:
-    manifest = SETTINGS.manifest.model_copy(update={"admission": Admission.OPEN})
-    commit = an_open_commit([100, 100, 100, 100], [10**9] * 40)
-    for settings, most in ((SETTINGS, 1.5 * 44 * 10**9), (replace(SETTINGS, is_open=True, manifest=manifest), 600)):
-        electorate = replace(Electorate.start(settings), electors=tuple(FOUNDERS))
-        assert electorate.counted_tokens(commit) <= most
-        assert (electorate.counted_tokens(commit) == 600) is settings.is_open
-
-
 def test_the_rate_follows_the_share_and_the_next_round_counts_as_the_last_one_did() -> None:
     progress = after(ROUNDS, *[a_commit(1)] * 8)
     assert (progress.share, progress.next_share) == (0.8, 0.9)
@@ -147,11 +137,6 @@ def test_the_rate_follows_the_share_and_the_next_round_counts_as_the_last_one_di
     progress = after(TOKENS, a_commit(100, 100, 100))
     assert (progress.share, progress.next_share) == (0.3, 0.6)
     assert after(progress, a_commit(300), a_commit(300)).next_share == 1.0
-
-
-def test_an_extension_while_the_rate_is_stable_only_moves_the_end() -> None:
-    progress = after(ROUNDS, *[a_commit(1)] * 5).extended(Extension(total=20))
-    assert (progress.begun, progress.first, progress.share) == (0, 0, 0.25)
 
 
 @pytest.mark.parametrize("done", [8, 9, 10])

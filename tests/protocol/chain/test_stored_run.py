@@ -121,11 +121,6 @@ def test_an_altered_result_is_told_before_any_of_it_is_used(tmp_path: Path, plac
     replica.state.close()
 
 
-def test_a_folder_of_a_run_that_nobody_joined_has_the_beginning(replica: Replica, tmp_path: Path) -> None:
-    state = StoredRun(replica.signed, tmp_path / "nowhere").newest()
-    assert (state.rounds, state.start, state.steps) == (0, None, ())
-
-
 # -- results --------------------------------------------------------------------------------------------------------------
 
 

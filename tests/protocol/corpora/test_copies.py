@@ -90,13 +90,6 @@ def test_each_block_has_three_keepers_and_a_peer_that_leaves_changes_only_its_ow
         assert one == other if PEERS[0] not in one else one - {PEERS[0]} < other
 
 
-def test_numbers_name_all_blocks_in_their_order() -> None:
-    numbers = BlockNumbers(CORPUS.shards)
-    blocks = [numbers.block(number) for number in range(numbers.total)]
-    assert sorted(blocks) == sorted(WHOLE) and [numbers.number(block) for block in blocks] == [*range(len(WHOLE))]
-    assert numbers.bytes_of(numbers.all) == sum(block.size for block in WHOLE) == numbers.size_bytes
-
-
 @pytest.mark.slow
 @block_table(tokens=(6_000_000,), block_tokens=32_768, shard_blocks=32)
 async def test_small_data_come_to_every_peer_and_leave_the_founder_about_once(table: BlockTable) -> None:
@@ -130,20 +123,6 @@ async def test_data_beyond_the_caches_get_three_copies_and_get_them_back_after_d
     crowd.crash(others[2])
     assert min(crowd.copies()) >= 1
     await crowd.until(lambda copies: min(copies) >= COPIES)
-
-
-@pytest.mark.slow
-@block_table(CORPUS)
-async def test_peers_stand_in_for_keepers_without_room(table: BlockTable) -> None:
-    crowd = Crowd(table)
-    founder = crowd.add(built=True)
-    full = [crowd.add(cap_bytes=2 * space_of(WHOLE[0])) for _ in range(3)]
-    for _ in range(4):
-        crowd.add(cap_bytes=7 * SPACE // 8)
-    await crowd.until(lambda copies: sum(copies[number] for number in range(COPIES)) == 0)
-    crowd.crash(founder)
-    await crowd.until(lambda copies: min(copies) >= 2)
-    assert all(len(each.cache.blocks()) <= 2 for each in full)
 
 
 @pytest.mark.slow

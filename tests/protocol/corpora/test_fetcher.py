@@ -54,17 +54,6 @@ async def test_peers_that_read_a_block_serve_it_when_nobody_else_can(table: Bloc
 
 
 @block_table(CORPUS)
-async def test_what_was_read_before_comes_from_the_disk(table: BlockTable) -> None:
-    table.add(built=True)
-    reader, blocks = table.add(), CORPUS.blocks()
-    await reader.read(blocks[:4])
-    await reader.read(blocks[6:8])
-    await reader.read(blocks[2:6])
-    assert reader.arrived == size_of(blocks[:8])
-    assert reader.fetcher.tally[BlockOrigin.DISK] == 2 * SIZE
-
-
-@block_table(CORPUS)
 async def test_a_block_that_left_the_disk_is_fetched_again_when_it_is_needed_or_missed(table: BlockTable) -> None:
     table.add(built=True)
     reader, blocks = table.add(), CORPUS.blocks()
@@ -112,18 +101,6 @@ async def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap(table: Bl
     await reader.fetcher.until_here(blocks[:8])
     (warning,) = reader.warnings()
     assert "more than" in warning
-
-
-@block_table(CORPUS)
-async def test_blocks_that_are_no_longer_needed_are_not_waited_for(table: BlockTable) -> None:
-    reader, blocks = table.add(), CORPUS.blocks()
-    table.add()
-    reader.fetcher.need(blocks[:4])
-    await trio.sleep(1)
-    seed = table.add(built=True)
-    await reader.read(blocks[8:10])
-    await trio.sleep(60)
-    assert set(reader.cache.blocks()) == set(blocks[8:10]) and seed.swarm.up_bytes == 2 * SIZE
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
@@ -216,33 +193,6 @@ async def test_a_mirror_takes_over_what_peers_owe(table: BlockTable) -> None:
     assert not reader.swarm.transfers(), "nothing is asked of peers any more"
 
 
-@pytest.mark.slow
-@block_table(tokens=(2_000_000,), block_tokens=16_384, shard_blocks=64)
-async def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes(table: BlockTable) -> None:
-    corpus = table.corpus
-    site = add_mirror(table, web.creeping)
-    reader = table.add()
-    reader.fetcher.need(corpus.blocks())
-    await trio.sleep(5)
-    assert reader.fetcher.tally[BlockOrigin.MIRROR] < 300_000
-    table.add(built=True)
-    await reader.fetcher.until_here(corpus.blocks())
-    await trio.sleep(1)
-    assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
-
-
-@block_table(tokens=(2_000_000,), block_tokens=32_768, shard_blocks=64)
-async def test_a_mirror_gives_what_peers_were_not_asked_for(table: BlockTable) -> None:
-    corpus = table.corpus
-    site = add_mirror(table)
-    table.add(built=True)
-    reader = table.add()
-    await reader.read(corpus.blocks())
-    tally, whole = reader.fetcher.tally, size_of(corpus.blocks())
-    assert tally[BlockOrigin.MIRROR] + tally[BlockOrigin.PEER] == whole and min(tally.values()) >= 0
-    assert tally[BlockOrigin.MIRROR] and len(site.requests) <= 20 and site.sent < 1.2 * whole
-
-
 class Withholder(Reader):
     """Shows every block to everybody, and sends none.  asked: blocks that others wanted of it."""
 
@@ -319,21 +269,6 @@ async def test_a_full_disk_is_told_once_and_training_goes_on_with_the_blocks_her
 def second_reader(table: BlockTable, number: int, *args: Any, **options: Any) -> Reader:
     """The reader in the folder "1", where the first one would be a peer that has the corpus."""
     return Reader(table, number + 1, *args, **options)
-
-
-@block_table(CORPUS)
-async def test_blocks_needed_next_leave_a_full_disk_for_those_needed_now(table: BlockTable) -> None:
-    table.add(built=True)
-    disk, blocks = SmallDisk(table.folder / "1", 5 * SIZE), CORPUS.blocks()
-    (table.folder / "1").mkdir()
-    reader = table.add(disk=disk)
-    await reader.read(blocks[:1])
-    reader.fetcher.need(blocks[:1], blocks[1:4])
-    await trio.sleep(20)
-    assert {*reader.cache.blocks()} == {*blocks[:4]}
-    reader.fetcher.need([*blocks[:1], *blocks[4:6]], blocks[1:4])
-    await reader.fetcher.until_here([*blocks[:1], *blocks[4:6]])
-    assert {*blocks[:1], *blocks[4:6]} <= {*reader.cache.blocks()}
 
 
 @pytest.mark.slow

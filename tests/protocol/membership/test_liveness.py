@@ -102,12 +102,6 @@ def test_after_a_goodbye_only_a_later_life_is_heard() -> None:
     assert membership.on_heartbeat(PEER, a_heartbeat(incarnation=2), 1.0, PEER)[0] and membership.is_live(PEER)
 
 
-def test_a_goodbye_of_an_earlier_life_changes_nothing() -> None:
-    membership = heard(incarnation=3)
-    assert membership.on_goodbye(PEER, Goodbye(incarnation=2, seq=9)) == (False, [])
-    assert membership.is_live(PEER)
-
-
 def test_a_broken_connection_is_suspicious_at_once_and_only_once() -> None:
     membership = heard()
     assert membership.on_disconnected(PEER, 1.0) == [PeerSuspected(PEER, 1.0, disconnected=True)]
@@ -150,20 +144,6 @@ def test_on_a_busy_computer_six_turns_without_a_sign_of_life_are_silence_however
         assert events == [PeerSuspected(PEER, SUSPECT_S + LONGEST_S, disconnected=False)], turn_s
 
 
-def test_a_peer_that_connects_anew_has_shown_that_it_is_alive() -> None:
-    membership = heard()
-    assert ticked(membership, 5.0) == [] and membership.on_connected(PEER, 5.0) == []
-    assert ticked(membership, 5.0 + SUSPECT_S) == [] and membership.silent_s(PEER, 5.0 + SUSPECT_S) == SUSPECT_S
-
-
-def test_the_time_in_which_we_were_deaf_is_counted_once_though_we_slept_as_well() -> None:
-    membership = heard()
-    membership.tick(1.0)
-    membership.excuse(999.0, 1000.0)
-    assert membership.tick(1000.0) == []
-    assert membership.silent_s(PEER, 1000.0) == 1.0 and membership.started == 999.0
-
-
 def crowd(membership: Membership, first: int, count: int, forwarder: PeerId = BOB.peer_id, now: float = 1.0) -> int:
     """The first heartbeats of so many keys, which this neighbour forwards; how many were news."""
     keys = [PeerId(f"key {number}") for number in range(first, first + count)]
@@ -201,11 +181,6 @@ def test_members_and_only_so_many_connected_strangers_slow_a_member_down(strange
     assert swarm(A_MEMBER, SLOW_ABOVE, strangers).beat_s == beat_interval_s(1 + SLOW_ABOVE + COUNTED_STRANGERS)
 
 
-def test_each_peer_slows_a_stranger_down_unless_there_are_no_members_yet() -> None:
-    assert swarm(A_STRANGER, SLOW_ABOVE, 400).beat_s == beat_interval_s(1 + SLOW_ABOVE + 400)
-    assert swarm(A_STRANGER, 0, 400).beat_s == beat_interval_s(COUNTED_STRANGERS)
-
-
 @pytest.mark.parametrize("me", [A_MEMBER, A_STRANGER])
 def test_the_silence_of_a_stranger_is_judged_by_the_interval_of_strangers(me: PeerId) -> None:
     membership = swarm(me, SLOW_ABOVE, 400)
@@ -239,14 +214,6 @@ def test_a_connected_stranger_displaces_one_that_is_not_and_keeps_its_place() ->
     assert membership.on_heartbeat(PEER, a_heartbeat(), 1.0, PEER) == (True, [PeerJoined(PEER, "ann")])
     crowd(membership, 2000, 2000, ME.peer_id)
     assert membership.live_peers() == [PEER] and len(list(membership)) == MAX_STRANGERS
-
-
-def test_of_very_many_members_the_longest_silent_makes_room() -> None:
-    members = [PeerId(f"member {number}") for number in range(MAX_MEMBERS + 1)]
-    membership = Membership(ME.peer_id, 0.0, TheseMembers(*members))
-    for number, peer in enumerate(members):
-        membership.on_heartbeat(peer, a_heartbeat(), float(number), peer)
-    assert membership.get(members[0]) is None and len(list(membership)) == MAX_MEMBERS
 
 
 def test_a_recording_of_heartbeats_is_no_life_until_its_author_is_connected() -> None:

@@ -287,62 +287,6 @@ async def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tab
     assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
 
 
-@in_run(STREAMED)
-async def test_steps_for_the_next_round_are_told_as_ahead_until_the_result_is_here(table: Table) -> None:
-    (first, second), contributor = streamed(table), table.contributor
-    async with trio.open_nursery() as nursery:
-        assert await contributor.compute(first, table.work) is not None
-        table.trainer.early_steps = 2
-        contributor.train_ahead(first, table.work, nursery.start_soon)
-        await trio.testing.wait_all_tasks_blocked()
-        ahead = contributor.ahead_in(1)
-        assert ahead is not None and (ahead.steps, ahead.wanted) == (2, 10) and contributor.ahead_in(0) is None
-        assert await contributor.compute(second, contributor.work_on(second)) is not None
-    told = [(event.round, event.steps, event.ahead) for event in table.events if isinstance(event, ComputeProgress)]
-    assert told == [(0, 10, False), (1, 2, True), (1, 10, False)] and contributor.ahead_in(1) is None
-
-
-@in_run(STREAMED)
-async def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(table: Table) -> None:
-    (first, second), contributor = streamed(table), table.contributor
-    async with trio.open_nursery() as nursery:
-        assert await contributor.compute(first, table.work) is not None
-        contributor.train_ahead(first, table.work, nursery.start_soon)
-        contributor.finish(first)
-        assert table.trainer.told == []
-        contributor.finish(second)
-        assert table.trainer.told == ["finish"]
-        await contributor.drop_ahead()
-
-
-@pytest.mark.parametrize(
-    ("signed", "wanted", "steps", "why"),
-    [
-        (STREAMED, 10, 0, WhyIdle.BUSY),
-        (STREAMED, 10, 4, WhyIdle.BUSY),
-        (STREAMED, 10, 5, WhyIdle.COMMITTING),
-        (STREAMED, 3, 3, WhyIdle.COMMITTING),
-        (WAITING, 10, 0, WhyIdle.COMMITTING),
-    ],
-)
-async def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
-    table: Table, wanted: int, steps: int, why: WhyIdle
-) -> None:
-    """With the last rows of a run it may want fewer steps than the delay allows."""
-    first, _ = streamed(table)
-    async with trio.open_nursery() as nursery:
-        assert await table.contributor.compute(first, table.work) is not None
-        table.trainer.early_steps = steps
-        table.contributor.train_ahead(first, table.work, nursery.start_soon)
-        ahead = table.contributor.ahead_in(1)
-        assert ahead is not None
-        ahead.begin(wanted)
-        table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
-        await trio.testing.wait_all_tasks_blocked()
-        assert table.activity.why is why
-        await table.contributor.drop_ahead()
-
-
 @pytest.mark.parametrize(("signed", "steps", "ahead_s"), [(STREAMED, 4, 7.0), (STREAMED, 5, 0.0), (WAITING, 0, 0.0)])
 async def test_waits_for_a_result_are_no_time_of_training_ahead(table: Table, steps: int, ahead_s: float) -> None:
     """The trainer tells of its first steps at once."""
@@ -496,17 +440,6 @@ async def test_a_member_that_lacks_blocks_reads_elsewhere_in_its_column_and_says
     (task,) = table.trainer.tasks
     assert task.rows == FAR.rows_read(table.manifest, ME.peer_id, ready.steps, stretches_in(ready.stretches))
     check_claims(table.manifest, FAR, ME.peer_id, ready.model_copy(update={"tokens": 1}))
-
-
-async def test_a_block_lost_before_the_first_step_has_the_peer_begin_with_other_rows(table: Table) -> None:
-    blocks, table.trainer.lasts_s = with_blocks(table, 0), 30.0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(table.contributor.compute, FAR, table.work)
-        await trio.testing.wait_all_tasks_blocked()
-        blocks.gives_up.set()
-    first, second = table.trainer.tasks
-    assert first.rows == FAR.lease(table.manifest, ME.peer_id) and not {*first.rows} & {*second.rows}
-    assert table.work.stretches[0][0] == 21
 
 
 async def test_a_block_lost_after_some_steps_has_the_trainer_finish_with_these(table: Table) -> None:

@@ -12,8 +12,7 @@ import trio.testing
 from protocol.events.events import Event, Notice
 from protocol.events.status import CopiesStatus, WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node import lifecycle
-from protocol.node.lifecycle import ALONE_S, HAND_OVER_MOST_S, LOOK_S, PATIENCE_S, STUCK_S, Departure, helpers
+from protocol.node.lifecycle import ALONE_S, LOOK_S, PATIENCE_S, STUCK_S, Departure, helpers
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Phase, Role
 
@@ -101,28 +100,6 @@ def test_with_others_it_waits_until_the_deadline_beyond_its_own_training() -> No
     assert "not complete in time" in stage.reason
 
 
-@pytest.mark.slow
-def test_its_own_work_is_not_cut_short_and_an_impossible_estimate_ends_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert lifecycle.MAX_TRAINING_S == 86_400
-    monkeypatch.setattr(lifecycle, "MAX_TRAINING_S", 7200.0)  # so that it looks less often here
-    stage = Stage(T, WhyIdle.BUSY, {})
-    stage.run(training_s=float("inf"))
-    assert 7200 <= stage.seconds < 7200 + PATIENCE_S + 2 * LOOK_S
-
-
-@pytest.mark.usefixtures("virtual_time")
-async def test_asked_again_the_first_deadline_holds_and_nobody_asked_says_nothing() -> None:
-    stage = Stage(T, WhyIdle.WAITING_FOR_MEMBERS, {"ann": T})
-    assert (stage.departure.left_s, stage.departure.waits_for) == (None, "")
-    stage.departure.begin(0.0)
-    await trio.sleep(60)
-    stage.departure.begin(5000.0)
-    assert stage.departure.left_s == PATIENCE_S - 60
-    assert stage.departure.waits_for == "what it waits for"
-
-
 # -- handing over ---------------------------------------------------------------------------------------------------------
 
 
@@ -196,8 +173,3 @@ def test_a_second_request_and_a_used_up_quota_end_the_wait() -> None:
 def test_a_peer_from_which_nobody_takes_anything_leaves_and_says_what_is_lost() -> None:
     took_s, said = leaves_after(Census(10_000_000))
     assert STUCK_S <= took_s <= STUCK_S + 10 and said[-1] == "leaving with 10.0 MB that no other peer has taken"
-
-
-def test_a_slow_hand_over_ends_at_the_deadline() -> None:
-    took_s, _ = leaves_after(Census(10_000_000, step=1))
-    assert HAND_OVER_MOST_S <= took_s <= HAND_OVER_MOST_S + 10

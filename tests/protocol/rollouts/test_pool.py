@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.events.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
+from protocol.events.events import BatchDecided, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import Decision, order_of, places_of
 from protocol.rollouts.events import (
     BatchHeard,
@@ -262,11 +262,6 @@ def test_a_validator_verifies_what_it_is_dealt_and_nothing_else() -> None:
     assert [batch.wanted for batch in validating(first=False).pool] == [False]
 
 
-def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
-    table = validating(first=False)
-    assert FetchBatch in kinds(table.wait_until(RL.judge_s * 5))
-
-
 def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:
     table = validating(first=True)
     table.tell(FetchEnded(VALIDATORS[0], ROOT, True))
@@ -282,13 +277,6 @@ def test_a_deal_of_somebody_else_than_the_batchs_trainer_is_not_followed() -> No
     table = Table(Role.VALIDATOR, trainers=(WORKER,))
     table.hear(author=VALIDATORS[0])
     assert table.tell(DealHeard(VALIDATORS[1], VALIDATORS[0], ROOT, ONE_PLACE)) == []
-
-
-def test_a_version_that_our_trainer_does_not_hold_is_not_verified() -> None:
-    table = validating(first=True)
-    table.tell(FetchEnded(VALIDATORS[0], ROOT, True))
-    table.tell(PoolTick(table.validators, {3: hash_bytes("other", b"")}))
-    assert table.tell(TrainerIdle()) == []
 
 
 # -- what is heard --------------------------------------------------------------------------------------------------------
@@ -331,19 +319,6 @@ def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:
     table.judge(table.order[1], UNSURE)
     assert table.judge(table.order[1], GOOD) == [] and table.judge(WORKER, GOOD) == []
     assert table.judge(PeerId("stranger"), GOOD) == [] and table.judge(table.order[0], GOOD + GOOD) == []
-
-
-def test_a_batch_of_ours_that_nobody_judged_in_time_is_told_to_be_stale_and_one_that_was_judged_is_not() -> None:
-    table = Table(Role.ROLLOUT)
-    table.hear(ME)
-    table.hear(ME, root=hash_bytes("root", b"1"), number=1)
-    judged = Judgement(author=ME, root=ROOT, codes=GOOD)
-    assert BatchJudged in kinds(table.tell(JudgementHeard(VALIDATORS[0], judged)))
-    effects = table.move(3 + RL.max_async + 1)
-    told = [effect.event for effect in effects if isinstance(effect, EmitEvent)]
-    assert [(event.author, event.number, event.verdict) for event in told if isinstance(event, BatchDecided)] == [
-        (ME, 1, "stale")
-    ]
 
 
 def test_a_batch_of_ours_is_said_again_until_it_is_dealt_or_judged() -> None:

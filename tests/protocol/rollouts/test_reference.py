@@ -135,15 +135,6 @@ async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record
     assert held(reference) == stage.own and not stage.others.asked
 
 
-async def test_nothing_is_written_while_the_state_is_being_changed(nursery: trio.Nursery, tmp_path: Path) -> None:
-    stage = Stage(tmp_path, WARM)
-    async with stage.keeping.changing:
-        reference = await stage.begin(nursery)
-        assert reference.path is None
-    await trio.sleep(NOW)
-    assert reference.path is not None
-
-
 async def test_a_state_that_becomes_another_one_is_written_anew(nursery: trio.Nursery, tmp_path: Path) -> None:
     """It was repaired, say."""
     stage = Stage(tmp_path, WARM)
@@ -185,22 +176,6 @@ async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nu
     assert len(stage.others.asked) == asked, "they were still here"
     await go_to("branch 3")
     assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
-
-
-async def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(
-    nursery: trio.Nursery, tmp_path: Path
-) -> None:
-    stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
-    stage.chain.weights = root = name_of(right)
-    other = put(stage.files, other_weights(6))
-    stage.others.served[root] = right
-    reference = await stage.begin(nursery)
-    stage.files.path(other).unlink()
-    stage.files.path(root).unlink()
-    assert reference.path is None and "being fetched" in reference.missing()
-    await trio.sleep(NOW)
-    assert held(reference) == right
-    assert [*stage.files.sizes()] == [root]
 
 
 async def test_a_full_disk_is_told_once_and_tried_again(nursery: trio.Nursery, tmp_path: Path) -> None:

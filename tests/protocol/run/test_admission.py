@@ -26,13 +26,12 @@ from protocol.run.admission import (
     peek_token,
     read_token,
     verify_admission,
-    version_problem,
 )
 from protocol.run.manifest import PROTOCOL_VERSION, RunManifest, run_id
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ADMISSION_BYTES, decode_body, seal
-from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
@@ -182,12 +181,6 @@ def test_peers_count_once_and_for_their_first_token() -> None:
     assert full.may_admit(GUEST, bearer()) and full.may_admit(GUEST, b""), "it is in"
 
 
-def test_tokens_are_counted_apart_and_empty_proofs_for_none() -> None:
-    uses = TokenUses().after([(GUEST, bound()), (THIEF, b""), *bearers(GUESTS[2:5])])
-    assert uses.count(peek_token(BOUND).name) == 1 and uses.count(NAME) == 3 and uses.count(Hash(ZERO_HASH)) == 0
-    assert uses.may_admit(THIEF, b"") and uses.may_admit(THIEF, bound(THIEF))
-
-
 # -- at the door ----------------------------------------------------------------------------------------------------------
 
 NOW = 1_000_000
@@ -257,9 +250,3 @@ def test_versions_that_do_not_meet_are_told_who_must_change() -> None:
         assert isinstance(answer, str) and "install a newer version" in answer and len(answer) <= 300
     new = old.model_copy(update={"protocol_min": 5, "protocol_max": 6})
     assert "install the swarm's version" in str(answer_hello(a_manifest(), RUN, new, "1", 7.5))
-
-
-def test_a_run_for_other_software_is_told_before_joining() -> None:
-    assert version_problem(a_manifest()) is None
-    assert "newer version" in (version_problem(a_manifest(protocol_min=7, protocol_max=8)) or "")
-    assert "older version" in (version_problem(a_manifest(protocol_min=1, protocol_max=PROTOCOL_VERSION - 1)) or "")

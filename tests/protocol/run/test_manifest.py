@@ -14,8 +14,6 @@ from kernels.codecs.ladder import LADDER
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
-from protocol.formats.rl import RlConfig
-from protocol.formats.training import DataConfig
 from protocol.run.manifest import (
     PROTOCOL_VERSION,
     OuterSection,
@@ -26,13 +24,12 @@ from protocol.run.manifest import (
     sign,
 )
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
-from protocol.run.sections import BUILTIN, DataSection, builtin_source
+from protocol.run.sections import BUILTIN, builtin_source
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity
-from trainer.config import TrainingConfig
 
 ONE = Identity.from_seed(bytes(32))
 TWO = Identity.from_seed(bytes([2]) * 32)
@@ -241,13 +238,6 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps
 
 
-def test_a_trainer_reads_the_defaults_and_what_a_run_says_instead() -> None:
-    plain, told = a_manifest(rl=RL), a_manifest(rl=RL | {"max_exponent_mismatches": 4, "max_shortfall": 0.1})
-    ours, theirs = (TrainingConfig.from_sections(each.trainer_sections()).rl for each in (plain, told))
-    assert ours == RlConfig(optimizer_steps=2)
-    assert theirs == RlConfig(optimizer_steps=2, max_exponent_mismatches=4, max_shortfall=0.1)
-
-
 def test_tolerances_that_contradict_each_other_or_grow_with_an_output_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"shortfall_ceiling \(1\) is less than max_shortfall \(2\)"):
         a_manifest(rl=RL | {"max_shortfall": 2.0})
@@ -284,20 +274,6 @@ def test_a_kl_term_costs_its_reference_weights_on_the_disk() -> None:
     assert having.reference_bytes == 2 * having.parameters
     assert having.stored_bytes == having.state_bytes + having.reference_bytes
     assert having.trainer_sections()["rl"]["kl_weight"] == 0.1
-
-
-def test_a_change_of_a_section_is_checked_like_a_new_section() -> None:
-    assert ModelConfig().changed(layers=7) == ModelConfig(layers=7)
-    with pytest.raises(ValueError, match=r"^ModelConfig: heads \(4\) must be a multiple of kv_heads \(3\)"):
-        ModelConfig().changed(kv_heads=3)
-
-
-@pytest.mark.parametrize("documents", ["masked", "joined"])
-def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
-    data = DataSection.model_validate({"source": "local", "documents": documents})
-    manifest = DEMO.manifest.model_copy(update={"data": data})
-    read = TrainingConfig.from_sections(manifest.trainer_sections()).data
-    assert all(getattr(read, name) == getattr(data, name) for name in DataConfig.model_fields)
 
 
 QWEN3_32B = {

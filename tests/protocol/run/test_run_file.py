@@ -16,18 +16,16 @@ from kernels.layout import chunk_count
 from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.training import SamplesConfig
 from protocol.run import run_file
-from protocol.run.manifest import LEAST_CHECKPOINT_CHUNK_BYTES, MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
+from protocol.run.manifest import MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
-    TOKENS_A_PARAMETER,
     TUNING_ROUNDS,
     RunFileError,
     derived,
     dump,
     parse_run_file,
     sections_of,
-    sketch_run_file,
 )
-from protocol.run.sections import BUILTIN, AboutSection, DataSection, Goal, Unit, builtin_source
+from protocol.run.sections import BUILTIN, AboutSection, Goal, Unit, builtin_source
 from protocol.wire import canonical
 from protocol.wire.identity import Identity, PeerId
 
@@ -61,32 +59,9 @@ def test_heads_and_widths_follow_from_the_model_width(dim: int, heads: int, kv_h
     assert (model.heads, model.kv_heads, model.ffn) == (heads, kv_heads, ffn)
 
 
-def test_what_is_said_is_kept() -> None:
-    said = parsed(
-        "chunk_parameters = 4096\ncheckpoint_chunk_bytes = 8192\n[model]\ndim = 64\nheads = 8\nkv_heads = 1\nffn = 24\n"
-    )
-    model = said.model
-    assert (model.dim, model.heads, model.kv_heads, model.ffn) == (64, 8, 1, 24)
-    assert (said.chunk_parameters, said.checkpoint_chunk_bytes) == (4096, 8192)
-
-
 @pytest.mark.parametrize(("written", "codec"), [("", "int4"), ('codec = "auto"\n', "int4"), ('codec = "top64"\n', "top64")])
 def test_the_codec_is_chosen_for_those_who_do_not(written: str, codec: str) -> None:
     assert parsed(written).codec == codec
-
-
-def test_a_file_without_a_model_has_the_default_one() -> None:
-    said = parsed("")
-    assert said == RunManifest(
-        name="run",
-        organiser=ME,
-        founders=[ME],
-        admission=Admission.INVITE,
-        data=DataSection(corpora=[BUILTIN], sources=[builtin_source(512)]),
-        checkpoint_chunk_bytes=LEAST_CHECKPOINT_CHUNK_BYTES,
-        total_tokens=TOKENS_A_PARAMETER * said.parameters,
-    )
-    assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
 
 
 def test_a_run_with_named_founders_admits_by_invitation_unless_its_file_says_otherwise() -> None:
@@ -149,14 +124,6 @@ def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: in
     streamed = parsed(f"fragments = 4\n[model]\ndim = {dim}\nlayers = {layers}\n")
     assert manifest.chunks > 32 and 32 <= streamed.chunks <= manifest.chunks
     assert manifest.chunks == chunk_count(manifest.parameters, chunk_parameters) == len(manifest.layouts.result)
-
-
-def test_a_large_model_may_have_as_many_fragments_as_any() -> None:
-    """The limit of chunks is one of a round, which exchanges a fragment."""
-    manifest = parsed(
-        "fragments = 64\nchunk_parameters = 1048576\n[model]\ndim = 5120\nlayers = 37\n[rounds]\ninner_steps = 64\n"
-    )
-    assert manifest.chunks <= MAX_CHUNKS < chunk_count(manifest.parameters, manifest.chunk_parameters)
 
 
 @settings(deadline=None)
@@ -402,11 +369,6 @@ def test_a_mistake_is_told_in_words_of_the_file_and_none_of_a_library(text: str,
     assert not re.search(r"Input|String|List|dict|valid|instance|item|equal to", said.partition("(")[0])
 
 
-def test_fragments_are_exchanged_beside_training_within_the_steps_of_a_round() -> None:
-    assert parsed("fragments = 4\n" + STEPS.format(20, 5)).round_steps == 5
-    assert parsed(STEPS.format(20, 20)).is_streamed, "one fragment may be exchanged beside training, too"
-
-
 def test_a_manifest_is_never_completed() -> None:
     """Derivation is the run file's; the manifest's own defaults stay what they are, whatever the width."""
     assert (ModelConfig(dim=2048, heads=16).ffn, ModelConfig(dim=2048, heads=16).kv_heads) == (384, 2)
@@ -443,14 +405,6 @@ def test_words_that_cannot_be_seen_are_written_as_numbers() -> None:
     text = dump(run)
     assert r'"a\U0000200bb\U000000ad\U000e0041\U000000a0\"c\\ é 中"' in text
     assert text.replace("\n", "").isprintable() and parse_run_file(text, ME) == run
-
-
-@pytest.mark.parametrize("data", ["5", '"sequence_length"', "[]"])
-def test_a_sketch_of_a_file_without_a_data_section_says_so(data: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(f'name = "run"\ndata = {data}\n')
-    with pytest.raises(RunFileError, match="data "):
-        sketch_run_file(path, ME)
 
 
 def test_sections_of_a_file_with_a_long_dotted_name_are_not_parsed(tmp_path: Path) -> None:

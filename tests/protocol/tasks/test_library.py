@@ -95,11 +95,6 @@ def test_a_stranger_that_has_it_has_its_turn_among_a_crowd_that_says_so_too(tmp_
     assert fetched_in_s(library(tmp_path, others), [*MUTE, SEED]) < 600
 
 
-def test_who_is_named_is_asked_first(tmp_path: Path) -> None:
-    others = Others([MEMBER, *MUTE, SEED], [SEED])
-    assert fetched_in_s(library(tmp_path, others), [SEED]) == 0 and others.asked == [SEED]
-
-
 def test_whoever_does_not_answer_costs_a_moment_and_not_its_whole_time(tmp_path: Path) -> None:
     crowd = MUTE[: asking.AT_ONCE - 1]
     others = Others([*crowd, SEED], [SEED])

@@ -12,8 +12,6 @@ import trio.testing
 
 from protocol.transport.bulk_flows import (
     FAR_SOCKETS,
-    FORGET_S,
-    FREE_GROWTH,
     GROWTH,
     KEPT,
     LEAST_BYTES_PER_S,
@@ -95,18 +93,6 @@ def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     assert gauge.down_bytes_per_s == 4_000_000.0, "a window in which nothing moved says nothing"
 
 
-def test_minutes_of_feeding_one_slow_member_do_not_hide_what_our_line_carries() -> None:
-    gauge, acked = Gauge(), 0
-    for second in range(200):
-        acked += 12_000_000 if second < 10 else 400_000
-        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
-    assert 12e6 * 0.6 < gauge.up_bytes_per_s < 12e6
-    for second in range(200, 1400):
-        acked += 400_000
-        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
-    assert gauge.up_bytes_per_s < 12e6 * 0.1, "a line that has become slow is known in the end"
-
-
 @pytest.mark.parametrize(("rate", "offer"), [(0.1e6, 0.1e6 * GROWTH), (12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
 def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer: float) -> None:
     gauge = Gauge()
@@ -115,19 +101,6 @@ def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer
         state = SocketState(0.0, acked, 0, busy_s=second)
         gauge.read({"a": state}, float(second), inf, {"a": state})
     assert gauge.offer_bytes_per_s == pytest.approx(offer)
-
-
-def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
-    gauge, acked = Gauge(), 0
-    offers = []
-    for second, (size, rtt_s) in enumerate(
-        [(0, 0.2), (1_000_000, 0.2), (3_000_000, 0.3), (3_120_000, 0.2), (4_000_000, 0.3)]
-    ):
-        acked += size
-        state, offered = SocketState(rtt_s, acked, 0, least_rtt_s=0.2, busy_s=second), gauge.offer_bytes_per_s
-        gauge.read({"a": state}, float(second), offered, {"a": state})
-        offers.append(gauge.offer_bytes_per_s)
-    assert offers == pytest.approx([inf, inf, 3e6 * GROWTH, 3.12e6 * FREE_GROWTH, 4e6 * GROWTH]), "the fourth met no queue"
 
 
 def test_one_slow_receiver_far_away_does_not_measure_our_line() -> None:
@@ -160,20 +133,6 @@ def test_sockets_that_wait_for_the_other_end_do_not_measure_our_line(busy_s: flo
         both: dict[Hashable, SocketState] = {"relayed": relayed, "direct": direct}
         gauge.read(both, float(second), gauge.offer_bytes_per_s, both)
     assert gauge.line_bytes_per_s == 12_000_000, "a socket that always sends does"
-
-
-def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
-    gauge, sent, known = Gauge(), 0, []
-    for second, (size, offered) in enumerate(
-        [(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6), (5_000_000, 10.7e6)]
-    ):
-        sent += size
-        state = SocketState(0.0, sent, 0, busy_s=second)
-        gauge.read({"a": state}, float(second), offered, {"a": state})
-        known.append(gauge.line_bytes_per_s)
-    assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
-    gauge.read({}, FORGET_S + 10.0, 0.0)
-    assert gauge.line_bytes_per_s == 0, "that is long ago"
 
 
 # -- giving way -----------------------------------------------------------------------------------------------------------
