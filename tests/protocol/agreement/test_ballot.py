@@ -244,14 +244,6 @@ def test_view_changes_are_signed() -> None:
             justify(RUN, a_ballot(1), [*good, bad])
 
 
-def test_members_call_a_ballot_when_there_is_no_elector() -> None:
-    ballot = Ballot(BASE, 1, BASE.electors, (DAN, EVE))
-    view_change = a_view_change(1, *BASE.electors)
-    assert set(justify(RUN, ballot, [signed(DAN, view_change), signed(EVE, view_change)]).view_changes) == {DAN, EVE}
-    with pytest.raises(Malformed):
-        justify(RUN, ballot, [signed(ANN, view_change), signed(EVE, view_change)])
-
-
 # -- which lock is carried on ---------------------------------------------------------------------------------------------
 
 WHOLE_1, WHOLE_2, OTHER_2 = name_of(1), name_of(2), name_of(2, record=OTHER_RECORD)

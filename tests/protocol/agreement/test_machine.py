@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from protocol.agreement.ballot import MAX_ATTEMPT, Ballot, held_mask
-from protocol.agreement.events import FinishCompute, Reject, Send, Tick
+from protocol.agreement.events import FinishCompute, Reject, Send, StateHashed, Tick
 from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.envelope import Body
-from protocol.wire.hashes import ZERO_HASH
+from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
 from tests.protocol.agreement.parliament import (
@@ -28,6 +28,19 @@ def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
     parliament.run(3)
     assert len(parliament.records()) == 1
     assert len(parliament.commits()) == len(parliament.commits()[0].record.members) == places
+
+
+def test_another_state_digest_is_not_averaged() -> None:
+    parliament = Parliament(3)
+    odd, *others = parliament.seats
+    digest = Hash(b"\x01" * 32)
+    parliament.tell(parliament.seats[odd], StateHashed(digest))
+    parliament.ready(*others)
+    parliament.ready(odd, state_digest=digest)
+    parliament.run(60)
+    commit = next(seat.committed for seat in parliament.seats.values() if seat.committed)
+    assert commit.record.state_digest == ZERO_HASH
+    assert odd not in [member.peer for member in commit.record.members]
 
 
 def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quorum_does() -> None:

@@ -12,8 +12,6 @@ import pytest
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LONGEST_FAIR_S, ClosingPolicy
-from protocol.agreement.proposer import ViewChangeLog
-from protocol.agreement.round_state import RoundState
 from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, LatenessMemory, Observed, deputised, share_of
 from protocol.chain.finality import RecentWork
 from protocol.chain.progress import TasksInForce
@@ -39,7 +37,6 @@ from tests.protocol.council import (
     STATE,
     TIP,
     a_ready,
-    a_view_change,
     signature_of,
 )
 from tests.protocol.tables import cases
@@ -285,20 +282,6 @@ def test_members_are_outweighed_by_others_that_are_here_and_did_more_of_the_rece
     assert closing.are_outweighed(PEERS[:2], a_view(*[AT_WORK] * 3, GONE))
     assert not closing.are_outweighed(PEERS[:2], a_view(AT_WORK, AT_WORK, GONE, GONE))
     assert not closing.are_outweighed([PEERS[0], PEERS[2]], a_view(*[AT_WORK] * 3, GONE))
-
-
-@pytest.mark.parametrize(("elector", "number", "attempt"), [(GONE, 1, 5), (GONE, 2, 0), (AT_WORK, 1, 0)])
-def test_where_no_elector_is_heard_a_peer_with_recent_work_takes_us_ahead(
-    elector: PeerView, number: int, attempt: int
-) -> None:
-    """The fourth peer is the elector, the second one has worked, and the third one is a stranger that says READY."""
-    base = replace(BASE, electors=(PEERS[3],), work=RecentWork((((PEERS[1], 10),),)))
-    state = RoundState(ME, SETTINGS, base, 0.0, None, LatenessMemory(), abstains=False)
-    assert says_ready(state.closing, number)
-    view_change = a_view_change(5, PEERS[3], on=base)
-    log, view = ViewChangeLog(state), a_view(AT_WORK, AT_WORK, AT_WORK, elector)
-    assert log.on_view_change(PEERS[number], view_change, signature_of(PEERS[number], view_change), view, 0.0) is None
-    assert state.attempt == attempt
 
 
 @pytest.mark.parametrize("members", [PEERS[:3], PEERS[:4]], ids=["no elector", "the elector is here"])

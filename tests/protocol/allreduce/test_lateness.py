@@ -206,10 +206,9 @@ def test_slack_is_used_up_and_each_round_gives_a_part_of_it_back() -> None:
     assert slack.left(LATE, 2, 8.0) == 0.5, "nobody has less than none"
 
 
-def test_a_peer_that_gave_up_records_takes_no_slack_for_the_rounds_it_went_back() -> None:
-    slack = Slack()
-    slack.use(LATE, 100, 1.0, 8.0)
-    assert slack.left(LATE, 60, 8.0) == 7.0
+def test_slack_is_used_once_in_a_round_of_several_exchanges() -> None:
+    each = [Observed({LATE: 3.0}, []), Observed({LATE: 2.0, PEERS[2]: 1.0}, [PEERS[3]])]
+    assert Observed.of_round(each) == Observed({LATE: 3.0, PEERS[2]: 1.0}, {PEERS[3]})
 
 
 def judged(lateness: LatenessMemory, late_s: dict[PeerId, float], *stalled: PeerId, round: int = 0) -> set[PeerId]:

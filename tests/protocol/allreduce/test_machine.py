@@ -247,18 +247,6 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
     assert reductions == [Reduce(0, (0, 1, 2, 3)), Reduce(1, (0, 1, 2))]
 
 
-def test_who_gives_other_parts_than_those_that_are_averaged_next_is_left_out() -> None:
-    """There is room for 21 parts of each, of 30: two give the first ones, and the third member the last ones."""
-    exchange = begun(PEERS[0], bytes(30), ExchangeLimits(STALL_S, {PEERS[0]: 3.0}))
-    for number in range(21):
-        for peer in PEERS[1:3]:
-            exchange.handle(PartArrived(peer, number), 20.0)
-        exchange.handle(PartArrived(PEERS[3], 29 - number), 20.0)
-    for second in range(21, 60):
-        exchange.handle(ExchangeTick(), float(second))
-    assert [*exchange.left_out] == [PEERS[3]]
-
-
 FIVE = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(5))
 QUICK = {(peer, chunk): 2.0 for peer in FIVE[1:3] for chunk in (0, 1)}
 """Two members give their parts of our two chunks after 2 s, so the others are late after 3 s; we may wait for 4 s then."""

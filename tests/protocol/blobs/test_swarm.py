@@ -17,7 +17,7 @@ from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.liars import AlwaysBusy, Beginner, Claimer, Corrupter, LastWithholder, Repeater, Staller, Swallower
-from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table, set_up
+from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, on_swarm_table, set_up
 from tests.simulation.broadcast import measure
 
 
@@ -27,15 +27,6 @@ async def an_origin_and(table: SwarmTable, receivers: int) -> tuple[Peer, list[P
     others = table.add(count=receivers)
     await trio.sleep(0.1)
     return origin, others
-
-
-async def holders_and_a_joiner(table: SwarmTable, holders: int) -> tuple[list[Peer], Peer]:
-    """Peers that have the blob, and one that has nothing."""
-    sources, (joiner,) = table.add(count=holders), table.add()
-    await trio.sleep(0.1)
-    for source in sources:
-        source.hold()
-    return sources, joiner
 
 
 def begin(origin: Peer, receivers: list[Peer]) -> None:
@@ -56,15 +47,6 @@ def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: 
     assert row.ratio < most
     assert row.copies < 1.3, "the origin sends each chunk once, and then helps those that are behind"
     assert row.twice < 0.02
-
-
-@pytest.mark.slow
-async def test_a_joiner_fetches_from_all_that_have_it_and_none_sends_it_all(table: SwarmTable) -> None:
-    sources, joiner = await holders_and_a_joiner(table, 4)
-    joiner.fetch(sources)
-    assert await table.until_all([joiner], 2 * table.least_s) < 1.1 * table.least_s
-    assert all(source.swarm.up_bytes < 0.6 * len(table.data) for source in sources)
-    assert table.twice([joiner]) <= 2
 
 
 async def test_peers_with_half_each_complete_each_other_without_an_origin(table: SwarmTable) -> None:
@@ -143,24 +125,6 @@ async def test_who_crashes_at_half_goes_on_from_what_it_has(table: SwarmTable) -
     await table.until_all(others, 2 * table.least_s)
     assert here & sum(1 << chunk for chunk in victim.came) == 0, "nothing again that was there"
     assert sum(victim.came.values()) <= len(table.blob) - here.bit_count() + 1
-
-
-@pytest.mark.slow
-async def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves(table: SwarmTable) -> None:
-    sources, joiner = await holders_and_a_joiner(table, 2)
-    sources[0].swarm.serves = False
-    joiner.fetch(sources)
-    await trio.sleep(table.least_s / 4)
-    sources[1].swarm.serves = False
-    await trio.sleep(2.0)  # what was promised
-    here = joiner.here()
-    assert sources[0].swarm.up_bytes == 0 and 0 < here.bit_count() < 32
-    await table.until(lambda: joiner.outcome is False, 2 * PATIENCE_S)
-    assert joiner.here() == here
-    sources[0].swarm.serves = True
-    joiner.fetch(sources, here)
-    await table.until_all([joiner], 2 * table.least_s)
-    assert sources[0].swarm.up_bytes == sum(table.blob.sizes[chunk] for chunk in members_of(table.blob.all & ~here))
 
 
 # -- liars ------------------------------------------------------------------------------------------------------------
@@ -317,6 +281,13 @@ async def test_a_sample_finds_the_rate_of_the_line_and_keeps_nothing(table: Swar
     assert sampled.down_bytes == sum(table.blob.sizes[chunk] for chunk in _first_chunks(table.blob.sizes))
     assert not asker.swarm._samples and not asker.shelf
     assert not source.swarm._askers and not source.swarm._fetches, "nobody remembers who measured"
+
+
+async def test_a_peer_without_the_blob_is_a_reason(table: SwarmTable) -> None:
+    source, asker = table.add(count=2)
+    await trio.sleep(0.1)
+    sampled = await asker.swarm.sample(table.blob, source.id)
+    assert sampled.problem == "this peer does not have that blob" and sampled.bytes_per_s == 0
 
 
 @pytest.mark.parametrize("kind", [Corrupter, Swallower, AlwaysBusy])

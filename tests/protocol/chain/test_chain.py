@@ -250,6 +250,16 @@ def extended(finality: Finality, electors: tuple[PeerId, ...], certificate: Cert
     return finality.after(electors, quorum_size(len(electors)), certificate, members)
 
 
+ALONE = signed_by(A, absent=(B,))
+
+
+def test_rounds_made_alone_are_final_once_the_other_has_voted_above_them() -> None:
+    asleep = after(signed_by(A, B), *[ALONE] * 90)
+    assert (asleep.final, asleep.missing, len(asleep.unconfirmed)) == (1, frozenset((A, B)), 1)
+    back = extended(asleep, (A, B), signed_by(A, B))
+    assert (back.final, back.missing, back.rounds) == (92, frozenset(), 92)
+
+
 def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing() -> None:
     """Of A to E only A stayed; with newcomers it makes full records, and the others may still have certified another one."""
     finality = after(signed_by(A, absent=(B, C, D, E)), electors=FIVE)

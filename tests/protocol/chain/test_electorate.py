@@ -155,21 +155,6 @@ def test_electors_follow_from_the_members_of_records(settings: RoundSettings, st
         assert electorate.quorum == quorum_size(len(electors))
 
 
-def test_who_returns_keeps_its_age_for_as_long_as_it_had_it() -> None:
-    founders, others = named("f", 4), named("p", 2)
-    everybody = [*founders, *others]
-    electorate = follow(Electorate.start(founded(OPEN, founders)), everybody, 103)
-    assert electorate.electors == (*founders, *others), "the first is senior, the second has its young seat"
-    electorate = follow(electorate, [*founders, others[1]], 102)
-    assert others[0] not in electorate.electors
-    newcomer = PeerId("a000")
-    assert follow(electorate, [*everybody, newcomer], 3).electors == (newcomer, *founders, *others), (
-        "seniors, and a young one"
-    )
-    electorate = follow(follow(electorate, [*founders, others[1]], 50), [*everybody, newcomer], 3)
-    assert electorate.electors == (newcomer, *founders, others[1]), "forgotten: it begins again, with the seat taken"
-
-
 Record = tuple[frozenset[PeerId], frozenset[PeerId]]
 """Members, and those of them that have parts in the masks."""
 

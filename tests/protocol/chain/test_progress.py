@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.base import Base
-from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, named_in, reward_of
+from protocol.chain.credit import Credit, counted, learned_by, named_in, reward_of
 from protocol.chain.electorate import Electorate
 from protocol.chain.progress import PACED_ROUNDS, RunPace, RunProgress, counted_tokens, data_total
 from protocol.run.sections import BUILTIN, DataSection, Goal, SourceSection, Unit
@@ -137,6 +137,11 @@ def test_the_rate_follows_the_share_and_the_next_round_counts_as_the_last_one_di
     progress = after(TOKENS, a_commit(100, 100, 100))
     assert (progress.share, progress.next_share) == (0.3, 0.6)
     assert after(progress, a_commit(300), a_commit(300)).next_share == 1.0
+
+
+def test_an_extension_while_the_rate_is_stable_only_moves_the_end() -> None:
+    progress = after(ROUNDS, *[a_commit(1)] * 5).extended(Extension(total=20))
+    assert (progress.begun, progress.first, progress.share) == (0, 0, 0.25)
 
 
 @pytest.mark.parametrize("done", [8, 9, 10])
@@ -293,15 +298,6 @@ def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
     assert reward_of(a_learning_record(0, ([(DAN, 1, 1), (DAN, 2, 1), (DAN, 3, 1)], 0.25), ([(EVE, 4, 1)], 0.5))) == 0.3125
     assert reward_of(a_learning_record(0, ([(DAN, 1, 1)], None))) is None and reward_of(RECORD) is None
     assert counted(RECORD, ANN, {}, 8) == [], "nothing is told of a round without rollouts"
-
-
-def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:
-    crowd = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(100)]
-    record = a_learning_record(0, ([(peer, at, 1000 + at) for at, peer in enumerate(crowd)] + [(DAN, 1000, 1)], 0.5))
-    (event,) = counted(record, DAN, {}, 8)
-    fields = event.to_fields()
-    assert [*fields["authors"]][:2] == [DAN, crowd[99]] and len(fields["authors"]) == MOST_TOLD
-    assert fields["others"] == 101 - MOST_TOLD and fields["batches"] == 101
 
 
 def test_what_a_member_learned_from_is_in_its_records() -> None:

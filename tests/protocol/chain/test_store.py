@@ -11,6 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from protocol.blobs.blob import EvenSpans
+from protocol.chain import history as history_module
 from protocol.chain.base import round_settings
 from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
@@ -100,6 +101,22 @@ def test_a_damaged_file_that_cannot_be_moved_away_is_a_failure_of_the_store(tmp_
         read_guarded(Broken(), tmp_path / "vote")
 
 
+def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file, other = store.results.make(6), store.results.make(6)
+    file.view[:] = b"result"
+    assert store.results.view(ResultName(5, 0, ROOTS[1])) is None
+    file.commit(ResultName(5, 0, ROOTS[1]))
+    other.discard()
+    opened = store.results.view(ResultName(5, 0, ROOTS[1]))
+    assert opened is not None and bytes(opened) == b"result"
+    file.discard()
+    assert store.results.view(ResultName(5, 0, ROOTS[1])) is not None, "it is no draft any more"
+    assert (store.results.view(ResultName(5, 0, ROOTS[2])), store.results.oldest()) == (None, 5)
+    store.results.remove(ResultName(5, 0, ROOTS[1]))
+    assert (store.results.view(ResultName(5, 0, ROOTS[1])), store.results.oldest()) == (None, 0)
+
+
 def test_results_whose_roots_begin_alike_are_two_files(tmp_path: Path) -> None:
     """64 bits of a hash can be met by whoever looks for them."""
     store, alike = Store(tmp_path), Hash(ROOTS[1][:31] + b"\xff")
@@ -117,33 +134,6 @@ def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
     (tmp_path / "records" / ".00000000.new").write_bytes(b"half")
     Store(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
-    begun = results.begin(name, len(STATE))
-    assert begun.missing(HASHES, SPANS) == [0, 1]
-    begun.view[:8] = STATE[:8]
-    results.end(begun)
-    results = Store(tmp_path).results
-    resumed = results.begin(name, len(STATE))
-    assert resumed.missing(HASHES, SPANS) == [1] and results.sizes() == {}
-    resumed.view[8:] = STATE[8:]
-    results.publish(resumed)
-    found = results.view(name)
-    assert found is not None and bytes(found) == STATE and results.sizes() == {name: 10}
-    results.end(results.begin(ResultName(5, 0, ROOTS[5]), 10))
-    results.begin(ResultName(6, 0, ROOTS[6]), 10)
-    assert len(list((tmp_path / "results").glob("part-*"))) == 1, "of those that nobody works on, the last one stays"
-
-
-def test_an_altered_result_is_a_part_again(tmp_path: Path) -> None:
-    store, name = Store(tmp_path), ResultName(4, 0, ROOTS[4])
-    write_result(store, 4, ROOTS[4], STATE)
-    store.results.path(name).write_bytes(STATE[:8] + b"??")
-    assert store.results.read(name, SPANS[0], HASHES[0]) == STATE[:8]
-    assert store.results.read(name, SPANS[1], HASHES[1]) is None and store.results.view(name) is None
-    assert store.results.begin(name, len(STATE)).missing(HASHES, SPANS) == [1]
 
 
 def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path: Path) -> None:
@@ -170,6 +160,19 @@ def test_a_checkpoint_that_was_written_meanwhile_stays_when_its_abandoned_part_i
     found = checkpoints.view(mine)
     assert found is not None and bytes(found) == STATE and checkpoints.leaves(mine) == HASHES
     assert not [*tmp_path.glob(f"checkpoints/part-{4:08}-*")]
+
+
+def test_a_download_ends_well_though_its_result_came_another_way_and_was_pruned(tmp_path: Path) -> None:
+    results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
+    part = results.begin(name, len(STATE))
+    made = results.make(len(STATE))
+    made.view[:] = STATE
+    made.commit(name)
+    results.drop_before(5)
+    part.view[:] = STATE
+    results.publish(part)
+    found = results.view(name)
+    assert found is not None and bytes(found) == STATE
 
 
 def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Path) -> None:
@@ -373,6 +376,17 @@ def test_the_electors_of_every_tip_are_known(tmp_path: Path) -> None:
         ]
         assert chain.base_at(1, ZERO_HASH) is None and chain.base_at(2, chain.tip_at(1)) is None
         assert chain.base_at(4, chain.tip) is None and chain.base_at(10**9, chain.tip) is None
+
+
+def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "ROSTERS_KEPT", 2)
+    history = History(SIMULATED, Store(tmp_path))
+    for _ in range(6):
+        grow_history(history)
+    base = history.base_at(2, history.tip_at(2))
+    assert base is not None and base.electors == history.roster_at(2).electorate.electors
 
 
 def seen(history: History) -> tuple[object, ...]:

@@ -102,6 +102,12 @@ def test_after_a_goodbye_only_a_later_life_is_heard() -> None:
     assert membership.on_heartbeat(PEER, a_heartbeat(incarnation=2), 1.0, PEER)[0] and membership.is_live(PEER)
 
 
+def test_a_goodbye_of_an_earlier_life_changes_nothing() -> None:
+    membership = heard(incarnation=3)
+    assert membership.on_goodbye(PEER, Goodbye(incarnation=2, seq=9)) == (False, [])
+    assert membership.is_live(PEER)
+
+
 def test_a_broken_connection_is_suspicious_at_once_and_only_once() -> None:
     membership = heard()
     assert membership.on_disconnected(PEER, 1.0) == [PeerSuspected(PEER, 1.0, disconnected=True)]
@@ -214,6 +220,14 @@ def test_a_connected_stranger_displaces_one_that_is_not_and_keeps_its_place() ->
     assert membership.on_heartbeat(PEER, a_heartbeat(), 1.0, PEER) == (True, [PeerJoined(PEER, "ann")])
     crowd(membership, 2000, 2000, ME.peer_id)
     assert membership.live_peers() == [PEER] and len(list(membership)) == MAX_STRANGERS
+
+
+def test_of_very_many_members_the_longest_silent_makes_room() -> None:
+    members = [PeerId(f"member {number}") for number in range(MAX_MEMBERS + 1)]
+    membership = Membership(ME.peer_id, 0.0, TheseMembers(*members))
+    for number, peer in enumerate(members):
+        membership.on_heartbeat(peer, a_heartbeat(), float(number), peer)
+    assert membership.get(members[0]) is None and len(list(membership)) == MAX_MEMBERS
 
 
 def test_a_recording_of_heartbeats_is_no_life_until_its_author_is_connected() -> None:

@@ -18,7 +18,7 @@ from protocol.events.events import Dropped, Event
 from protocol.node.copies import CopyCensus
 from protocol.run.manifest import Admission
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.questions import MAX_HOLDINGS_BYTES, HoldingsReply
+from protocol.wire.questions import MAX_HOLDINGS_BYTES, HoldingsReply, HoldingsRequest
 from tests.protocol.chains import a_run
 from tests.protocol.corpora.corpora import a_corpus
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
@@ -135,3 +135,12 @@ async def test_damaged_answers_are_dropped_and_silent_peers_delay_nobody(room: R
         await room.census.counted.wait()
     (dropped,) = {event.peer for event in room.events if isinstance(event, Dropped)}
     assert dropped == ANN.peer_id
+
+
+async def test_a_peer_answers_with_what_it_has(room: Room) -> None:
+    block = CORPUS.all_blocks()[3]
+    room.cache.put(block, CORPUS.bytes_of(block))
+    await trio.sleep(1)
+    raw = await room.census.answer_holdings(ANN.peer_id, HoldingsRequest())
+    reply = HoldingsReply.model_validate(HoldingsReply(files=True, start=True, blocks=(8).to_bytes(3, "little")))
+    assert raw == reply.encode()

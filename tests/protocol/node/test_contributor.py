@@ -40,7 +40,7 @@ from tests.protocol.chains import a_replica, a_run, in_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 from tests.simulation.world import simulated_run
 
-STREAMED, WAITING = simulated_run(fragments=2, delay=5), simulated_run(fragments=2, delay=0)
+STREAMED = simulated_run(fragments=2, delay=5)
 STATE = Hash(b"\x03" * 32)
 MEMBERS = tuple(sorted(each.peer_id for each in (ANN, BOB, ME)))
 FAR = Base(7, 0, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
@@ -287,21 +287,16 @@ async def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tab
     assert [(task.round, task.continues) for task in table.trainer.tasks] == [(1, False)]
 
 
-@pytest.mark.parametrize(("signed", "steps", "ahead_s"), [(STREAMED, 4, 7.0), (STREAMED, 5, 0.0), (WAITING, 0, 0.0)])
-async def test_waits_for_a_result_are_no_time_of_training_ahead(table: Table, steps: int, ahead_s: float) -> None:
-    """The trainer tells of its first steps at once."""
+@in_run(STREAMED)
+async def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(table: Table) -> None:
     (first, second), contributor = streamed(table), table.contributor
     async with trio.open_nursery() as nursery:
         assert await contributor.compute(first, table.work) is not None
-        table.trainer.early_steps = steps
         contributor.train_ahead(first, table.work, nursery.start_soon)
-        await trio.sleep(7.0)
-        work = contributor.work_on(second)
-        assert contributor.ahead_s(work) == pytest.approx(ahead_s) and contributor.ahead_s(table.work) == 0.0
-        table.trainer.lasts_s = 10.0
-        with trio.move_on_after(1.0):
-            await contributor.compute(second, work)
-        assert contributor.ahead_s(work) == pytest.approx(ahead_s), "the round has begun"
+        contributor.finish(first)
+        assert table.trainer.told == []
+        contributor.finish(second)
+        assert table.trainer.told == ["finish"]
         await contributor.drop_ahead()
 
 
@@ -440,32 +435,6 @@ async def test_a_member_that_lacks_blocks_reads_elsewhere_in_its_column_and_says
     (task,) = table.trainer.tasks
     assert task.rows == FAR.rows_read(table.manifest, ME.peer_id, ready.steps, stretches_in(ready.stretches))
     check_claims(table.manifest, FAR, ME.peer_id, ready.model_copy(update={"tokens": 1}))
-
-
-async def test_a_block_lost_after_some_steps_has_the_trainer_finish_with_these(table: Table) -> None:
-    blocks = with_blocks(table, 0)
-    done: list[Contribution | None] = []
-
-    async def compute(
-        task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None], applied: trio.Event | None = None
-    ) -> Contribution:
-        on_progress(Progress(task.round, 3, 2.0, 80, 20.0))
-        while "finish" not in table.trainer.told:
-            await trio.sleep(1)
-        return Contribution(task.round, 80, 3, 2.0, 1.0, memoryview(table.trainer.data))
-
-    async def contribute() -> None:
-        done.append(await table.contributor.compute(FAR, table.work))
-
-    with patch.object(table.trainer, "compute", compute):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(contribute)
-            await trio.testing.wait_all_tasks_blocked()
-            blocks.gives_up.set()
-    (contribution,) = done
-    assert contribution is not None and contribution.steps == 3
-    ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
-    assert (ready.steps, ready.stretches) == (3, b"")
 
 
 async def test_a_peer_waits_only_if_no_row_can_be_read_and_says_who_had_the_block(table: Table) -> None:

@@ -100,6 +100,17 @@ def test_with_others_it_waits_until_the_deadline_beyond_its_own_training() -> No
     assert "not complete in time" in stage.reason
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_asked_again_the_first_deadline_holds_and_nobody_asked_says_nothing() -> None:
+    stage = Stage(T, WhyIdle.WAITING_FOR_MEMBERS, {"ann": T})
+    assert (stage.departure.left_s, stage.departure.waits_for) == (None, "")
+    stage.departure.begin(0.0)
+    await trio.sleep(60)
+    stage.departure.begin(5000.0)
+    assert stage.departure.left_s == PATIENCE_S - 60
+    assert stage.departure.waits_for == "what it waits for"
+
+
 # -- handing over ---------------------------------------------------------------------------------------------------------
 
 

@@ -11,14 +11,21 @@ from protocol.node.evaluator import (
     MeasuredLoss,
     Measurements,
     drawn_order,
+    refusal,
 )
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
+from protocol.wire.presence import Measurement
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(6)]
 TIP = hash_bytes("record", b"tip")
 STATE = CommittedState(5, TIP, tuple(PEERS[:5]))
 ORDER = drawn_order(TIP, STATE.members)
+CLAIM = Measurement(rounds=5, tip=TIP, loss=1.5)
+
+
+def all_able(peer: str) -> bool:
+    return True
 
 
 @given(st.binary(min_size=1, max_size=8), st.permutations(PEERS))
@@ -28,6 +35,17 @@ def test_the_order_is_a_function_of_the_tip_and_the_members(seed: bytes, peers: 
     assert order == drawn_order(tip, PEERS) and sorted(order) == sorted(PEERS)
     without_the_first = drawn_order(tip, [peer for peer in PEERS if peer != order[0]])
     assert without_the_first == order[1:], "who falls out changes nothing for the others"
+
+
+def test_whoever_is_drawn_is_believed() -> None:
+    assert refusal(CLAIM, ORDER[0], STATE, ORDER, all_able) == ""
+    assert refusal(CLAIM, ORDER[2], STATE, ORDER, lambda peer: peer not in ORDER[:2]) == "", "the others are gone"
+
+
+def test_claims_of_others_and_of_other_rounds_are_refused() -> None:
+    assert "another peer was drawn" in refusal(CLAIM, ORDER[1], STATE, ORDER, all_able)
+    assert "not a member" in refusal(CLAIM, PEERS[5], STATE, ORDER, all_able)
+    assert "round 4" in refusal(Measurement(rounds=4, tip=TIP, loss=1.5), ORDER[0], STATE, ORDER, all_able)
 
 
 def test_the_first_word_on_a_state_stands() -> None:

@@ -190,3 +190,10 @@ def test_each_time_that_ours_was_right_the_next_look_is_twice_as_far() -> None:
     for _ in range(20):
         thoughts.had(rounds, ours_was_right=True)
     assert not thoughts.are_due(rounds + MAX_DISTANCE - 1) and thoughts.are_due(rounds + MAX_DISTANCE)
+
+
+def test_a_state_that_was_wrong_is_looked_at_again_on_the_next_tip() -> None:
+    thoughts = StateRecheckBackoff()
+    thoughts.had(5, ours_was_right=True)
+    thoughts.had(6, ours_was_right=False)
+    assert not thoughts.are_due(6) and thoughts.are_due(7)

@@ -282,13 +282,6 @@ def test_a_deal_of_somebody_else_than_the_batchs_trainer_is_not_followed() -> No
 # -- what is heard --------------------------------------------------------------------------------------------------------
 
 
-def test_what_no_honest_peer_states_now_is_not_heard() -> None:
-    table = Table(Role.TRAINER)
-    assert table.hear(rollouts=3) == [] and table.hear(tokens=99) == [] and table.hear(tip=ROOT) == []
-    assert table.hear(version=0) == [] and table.hear(version=6) == []
-    assert kinds(table.hear(version=4, tip=ROOT)) == [ForwardBatch], "we may be behind"
-
-
 def test_two_batches_of_one_number_contradict_each_other_in_one_life() -> None:
     table = Table(Role.SEED)
     table.hear()
@@ -319,17 +312,6 @@ def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:
     table.judge(table.order[1], UNSURE)
     assert table.judge(table.order[1], GOOD) == [] and table.judge(WORKER, GOOD) == []
     assert table.judge(PeerId("stranger"), GOOD) == [] and table.judge(table.order[0], GOOD + GOOD) == []
-
-
-def test_a_batch_of_ours_is_said_again_until_it_is_dealt_or_judged() -> None:
-    """A trainer that has not heard of it takes no later ones."""
-    table = Table(Role.ROLLOUT, trainers=(VALIDATORS[0],))
-    for number in range(3):
-        table.hear(ME, root=hash_bytes("root", bytes([number])), number=number)
-    first, second, third = table.pool.unanswered()
-    table.tell(DealHeard(VALIDATORS[0], ME, first.root, ONE_PLACE))
-    table.tell(JudgementHeard(VALIDATORS[1], Judgement(author=ME, root=second.root, codes=GOOD)))
-    assert table.pool.unanswered() == [third]
 
 
 # -- scores ---------------------------------------------------------------------------------------------------------------

@@ -135,17 +135,6 @@ async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record
     assert held(reference) == stage.own and not stage.others.asked
 
 
-async def test_a_state_that_becomes_another_one_is_written_anew(nursery: trio.Nursery, tmp_path: Path) -> None:
-    """It was repaired, say."""
-    stage = Stage(tmp_path, WARM)
-    reference = await stage.begin(nursery)
-    stage.state.theta[4:8] = b"\x00\x00\x80\x3f"
-    stage.keeping.mark = SimpleNamespace(rounds=WARM, digest=b"y")
-    assert reference.path is None
-    await trio.sleep(NOW)
-    assert held(reference) == b"".join(stage.state.weights()) != stage.own
-
-
 async def test_a_run_with_initial_weights_has_none_before_they_are_here(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage = Stage(tmp_path, 0)
     changes = {"initial_state": b"initial".hex(), "rl": rl_run(kl_weight=0.1).manifest.rl}

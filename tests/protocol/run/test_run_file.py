@@ -18,7 +18,6 @@ from protocol.formats.training import SamplesConfig
 from protocol.run import run_file
 from protocol.run.manifest import MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
-    TUNING_ROUNDS,
     RunFileError,
     derived,
     dump,
@@ -219,16 +218,6 @@ def test_chats_are_read_three_times_however_many_members_there_are() -> None:
     assert parsed(chats(10**6, 10**7)).rounds.inner_steps == 20, "long runs keep their rounds"
 
 
-def test_short_texts_are_read_three_times_by_weights_that_learn_more() -> None:
-    def tuned(rows: int) -> RunManifest:
-        sources = [{"name": "notes", "rows": rows}]
-        data = {"corpora": [{"size": 1, "root": "ab" * 32}], "sources": sources}
-        return RunManifest.model_validate(derived({"name": "r", "organiser": ME, "data": data}, tunes=True))
-
-    assert tuned(40).goal == Goal(Unit.TOKENS, 3 * 40 * 512, 0.2)
-    assert tuned(1 << 20).goal.total == TUNING_ROUNDS
-
-
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
@@ -239,11 +228,6 @@ def test_short_texts_are_read_three_times_by_weights_that_learn_more() -> None:
 )
 def test_the_warm_up_is_short_in_a_short_run(text: str, steps: int) -> None:
     assert parsed(text).inner.warmup_steps == steps
-
-
-def test_the_warm_up_of_rollouts_is_short_in_a_short_run() -> None:
-    found = parsed('total_rounds = 10\n[rl]\nenvironment = "add"\nwarm_rounds = 5\n')
-    assert found.rl is not None and (found.inner.warmup_steps, found.rl.warmup_steps) == (5, 2)
 
 
 @pytest.mark.parametrize(

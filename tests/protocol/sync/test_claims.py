@@ -209,18 +209,6 @@ async def test_a_peer_that_strangers_keep_busy_is_asked_again_as_soon_as_it_may_
 
 
 @pytest.mark.slow
-async def test_a_peer_that_has_lied_is_not_looked_at_sooner_because_it_then_says_nothing(table: Table) -> None:
-    for _ in range(10):
-        table.claims.disbelieve(BOB.peer_id)
-    table.claims.disbelieve(BOB.peer_id, is_unanswered=True)
-    table.hear(BOB.peer_id, round=5, tip=b"\x05" * 32)
-    assert table.claims.ahead(known=False) == []
-    await trio.sleep(MAX_DISBELIEF_S - 1)
-    table.hear(BOB.peer_id, round=5, tip=b"\x05" * 32)
-    assert table.claims.ahead(known=False) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 async def test_silent_claimants_take_turns_with_whoever_was_disbelieved_longest_ago(table: Table, known: bool) -> None:
     grow(table.ours, int(known), [BOB, CYN, DAN, EVE], voters=FOUR)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-import trio
-import trio.testing
 
 from protocol.transport.bulk_flows import (
     FAR_SOCKETS,
@@ -103,18 +101,6 @@ def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer
     assert gauge.offer_bytes_per_s == pytest.approx(offer)
 
 
-def test_one_slow_receiver_far_away_does_not_measure_our_line() -> None:
-    gauge = Gauge()
-    near, far = SocketState(0.0, 0, 0), SocketState(0.5, 0, 0, least_rtt_s=0.1)
-    gauge.read({"near": near}, 0.0, inf, {"near": near})
-    near = replace(near, acked_bytes=12_000_000, busy_s=1.0)
-    gauge.read({"near": near}, 1.0, inf, {"near": near})
-    for second in range(2, 80):
-        far = replace(far, acked_bytes=far.acked_bytes + 600_000, busy_s=second)
-        gauge.read({"far": far}, float(second), gauge.offer_bytes_per_s, {"far": far})
-    assert gauge.line_bytes_per_s == 12_000_000, "the queue is on its line"
-
-
 @pytest.mark.parametrize(("busy_s", "held_back_s"), [(0.02, 0.0), (1.0, 0.9)])
 def test_sockets_that_wait_for_the_other_end_do_not_measure_our_line(busy_s: float, held_back_s: float) -> None:
     """A relay takes 1.25 MB a second, at once and then nothing for a while, or in small pieces all the time."""
@@ -136,27 +122,6 @@ def test_sockets_that_wait_for_the_other_end_do_not_measure_our_line(busy_s: flo
 
 
 # -- giving way -----------------------------------------------------------------------------------------------------------
-
-
-async def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
-    async def dial(peer: PeerId) -> Link:
-        raise AssertionError("nothing is sent")
-
-    async def waits(spare: Sending) -> float:
-        begun = trio.current_time()
-        await spare.give_way()
-        return trio.current_time() - begun
-
-    urgent = Sending(dial, RateLimit())
-    spare = Sending(dial, RateLimit(), first=urgent)
-    assert await waits(spare) == 0 and await waits(urgent) == 0
-    socket = BulkSocket(urgent, PeerId("somebody"))
-    urgent._sockets[PeerId("somebody")] = [socket]
-    socket.take(_OutgoingPush(b"", memoryview(b"urgent"), nothing))
-    assert await waits(spare) == WAY_S and await waits(urgent) == 0
-    socket._waiting.clear()
-    urgent.turned()
-    assert await waits(spare) == 0
 
 
 async def test_what_gives_way_takes_a_small_part_of_the_line_however_many_sockets_it_has() -> None:

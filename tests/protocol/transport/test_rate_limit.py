@@ -137,15 +137,6 @@ async def test_no_window_of_30_seconds_has_5_percent_more_than_the_limit(seed: i
     assert line.most(WINDOW_S) <= 1.05 * rate * WINDOW_S
 
 
-async def test_a_line_that_nobody_else_uses_is_used_fully() -> None:
-    for priority in Priority:
-        limit, begun, moved = RateLimit(RATE), trio.current_time(), 0
-        while trio.current_time() - begun < WINDOW_S:
-            await limit.pay(100, priority)
-            moved += 100
-        assert moved >= 0.99 * RATE * WINDOW_S
-
-
 async def test_answers_go_first_and_what_is_spare_goes_last() -> None:
     limit, log = RateLimit(RATE), list[str]()
     await limit.pay(1000)
