@@ -10,6 +10,7 @@ import pytest
 from protocol.chain.progress import TasksInForce
 from protocol.rollouts.batch import (
     TWICE,
+    Decision,
     PooledBatch,
     is_for,
     lot_of,
@@ -19,11 +20,14 @@ from protocol.rollouts.batch import (
     trainer_of,
 )
 from protocol.rollouts.events import (
+    BatchVerified,
+    DealHeard,
     FetchBatch,
     FetchEnded,
     ForwardBatch,
     GossipDeal,
     TipChanged,
+    TrainerIdle,
 )
 from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import HOLD_S, NEWCOMERS_S, Intake
@@ -31,7 +35,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
-from tests.protocol.rollouts.test_pool import ME, RL, TIPS, VALIDATORS, WORKER, Table, kinds
+from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, TIPS, VALIDATORS, WORKER, Table, kinds
 
 # -- dealing --------------------------------------------------------------------------------------------------------------
 
@@ -166,6 +170,25 @@ def test_a_maker_that_came_after_the_version_waits_for_the_next_one() -> None:
     stall.move(5)
     first = next(n for n in range(99) if trainer_of(lot_of(TIPS[5], STRANGER, n), TRAINERS) == ME)
     assert stall.say(first, STRANGER, version=5) == [first]
+
+
+def test_newcomers_are_taken_where_the_others_are_gone() -> None:
+    stall = Stall()
+    number = next(n for n in range(99) if trainer_of(lot_of(TIPS[4], STRANGER, n), TRAINERS) == ME)
+    stall.say(number, STRANGER)
+    stall.say(OURS[0])
+    stall.now = NEWCOMERS_S / 2
+    stall.tell(FetchEnded(WORKER, root_of(OURS[0]), True))
+    stall.tell(DealHeard(ME, WORKER, root_of(OURS[0]), ONE_PLACE))
+    stall.validators = frozenset()
+    stall.tick()
+    [batch] = [batch for batch in stall.pool if batch.author == WORKER]
+    assert batch.wanted
+    stall.tell(TrainerIdle())
+    stall.tell(BatchVerified(WORKER, batch.root, GOOD))
+    assert batch.decision is Decision.ACCEPTED
+    assert stall.wait(NEWCOMERS_S - 1) == [], "an accepted batch shows that others are there"
+    assert stall.wait(2) == [number]
 
 
 def test_in_a_version_that_we_came_into_the_first_number_heard_is_the_first() -> None:

@@ -314,6 +314,17 @@ def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:
     assert table.judge(PeerId("stranger"), GOOD) == [] and table.judge(table.order[0], GOOD + GOOD) == []
 
 
+def test_a_batch_of_ours_is_said_again_until_it_is_dealt_or_judged() -> None:
+    """A trainer that has not heard of it takes no later ones."""
+    table = Table(Role.ROLLOUT, trainers=(VALIDATORS[0],))
+    for number in range(3):
+        table.hear(ME, root=hash_bytes("root", bytes([number])), number=number)
+    first, second, third = table.pool.unanswered()
+    table.tell(DealHeard(VALIDATORS[0], ME, first.root, ONE_PLACE))
+    table.tell(JudgementHeard(VALIDATORS[1], Judgement(author=ME, root=second.root, codes=GOOD)))
+    assert table.pool.unanswered() == [third]
+
+
 # -- scores ---------------------------------------------------------------------------------------------------------------
 
 OURS, THEIRS = b"\xfe\xfe", b"\xfe\x00"

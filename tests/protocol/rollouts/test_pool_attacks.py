@@ -248,6 +248,14 @@ def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
     assert len(table.pool._context.validators) == policies.MOST_DEALT and table.pool._context.validators > {*CROWD[:40]}
 
 
+def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
+    monkeypatch.setattr(trust, "MOST_OF_ONE", 3)
+    table = Table(Role.SEED)
+    for number in range(5):
+        table.hear(number=number, root=hash_bytes("root", bytes([number])))
+    assert len([*table.pool]) == 3
+
+
 # -- room -----------------------------------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,14 @@ import trio
 import trio.testing
 
 from protocol.chain.progress import TasksInForce
-from protocol.rollouts.trainer import AGAIN_S, REST_S, KeptVersions, LoadedTasks, TrainerLock
+from protocol.events.events import Event, PhaseChanged
+from protocol.events.status import WhyIdle
+from protocol.membership.activity import Activity
+from protocol.rollouts.trainer import AGAIN_S, LASTS_S, REST_S, KeptVersions, LoadedTasks, TrainerLock, WorkStatus
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import SharedTaskFile
 from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.presence import Phase, Role
 from protocol.wire.rollouts import AdmittedSet, Amendment
 from tests.protocol.peers import ANN
 
@@ -79,6 +83,31 @@ async def test_a_short_rest_keeps_what_is_being_made_and_a_long_one_gives_the_tu
 
     assert (await tried(rests_and_goes_on))[0] == "done"
     assert (await tried(lambda turn: turn.rest(True), REST_S / 2))[0] == "done"
+
+
+class Shown:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.activity = Activity(self.events.append)
+        self.status = WorkStatus(self.activity, Role.VALIDATOR)
+
+    @property
+    def now(self) -> tuple[Phase, WhyIdle]:
+        return self.activity.phase, self.activity.why
+
+
+def test_a_short_gap_is_no_idleness_and_another_reason_is_shown_at_once() -> None:
+    shown = Shown()
+    shown.status.show()
+    for now in range(100):
+        shown.status.works()
+        shown.status.idles(WhyIdle.NOTHING_TO_CHECK, "nothing", now)
+    assert shown.now == (Phase.VERIFYING, WhyIdle.BUSY)
+    assert sum(isinstance(event, PhaseChanged) for event in shown.events) == 2
+    shown.status.idles(WhyIdle.NOTHING_TO_CHECK, "nothing", 99 + LASTS_S)
+    assert shown.now == (Phase.VERIFYING, WhyIdle.NOTHING_TO_CHECK)
+    shown.status.idles(WhyIdle.TRAINER_RESTARTING, "the trainer stopped", 99 + LASTS_S)
+    assert shown.now == (Phase.VERIFYING, WhyIdle.TRAINER_RESTARTING)
 
 
 # -- the versions that it keeps -------------------------------------------------------------------------------------------

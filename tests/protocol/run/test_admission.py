@@ -26,6 +26,7 @@ from protocol.run.admission import (
     peek_token,
     read_token,
     verify_admission,
+    version_problem,
 )
 from protocol.run.manifest import PROTOCOL_VERSION, RunManifest, run_id
 from protocol.wire import canonical
@@ -250,3 +251,9 @@ def test_versions_that_do_not_meet_are_told_who_must_change() -> None:
         assert isinstance(answer, str) and "install a newer version" in answer and len(answer) <= 300
     new = old.model_copy(update={"protocol_min": 5, "protocol_max": 6})
     assert "install the swarm's version" in str(answer_hello(a_manifest(), RUN, new, "1", 7.5))
+
+
+def test_a_run_for_other_software_is_told_before_joining() -> None:
+    assert version_problem(a_manifest()) is None
+    assert "newer version" in (version_problem(a_manifest(protocol_min=7, protocol_max=8)) or "")
+    assert "older version" in (version_problem(a_manifest(protocol_min=1, protocol_max=PROTOCOL_VERSION - 1)) or "")

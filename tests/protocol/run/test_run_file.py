@@ -23,6 +23,7 @@ from protocol.run.run_file import (
     dump,
     parse_run_file,
     sections_of,
+    sketch_run_file,
 )
 from protocol.run.sections import BUILTIN, AboutSection, Goal, Unit, builtin_source
 from protocol.wire import canonical
@@ -389,6 +390,14 @@ def test_words_that_cannot_be_seen_are_written_as_numbers() -> None:
     text = dump(run)
     assert r'"a\U0000200bb\U000000ad\U000e0041\U000000a0\"c\\ é 中"' in text
     assert text.replace("\n", "").isprintable() and parse_run_file(text, ME) == run
+
+
+@pytest.mark.parametrize("data", ["5", '"sequence_length"', "[]"])
+def test_a_sketch_of_a_file_without_a_data_section_says_so(data: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'name = "run"\ndata = {data}\n')
+    with pytest.raises(RunFileError, match="data "):
+        sketch_run_file(path, ME)
 
 
 def test_sections_of_a_file_with_a_long_dotted_name_are_not_parsed(tmp_path: Path) -> None:

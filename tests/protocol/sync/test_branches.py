@@ -7,12 +7,13 @@ import pytest
 from protocol.chain.finality import RecentWork
 from protocol.chain.history import Branch
 from protocol.chain.records import Rank
+from protocol.events.events import SecondHistory
 from protocol.sync.fork_choice import Candidate, Constituency, PeerCount, Side, Standpoint, count, follows, is_stuck, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_run, grow, in_run
 from tests.protocol.peers import ANN
-from tests.protocol.sync.table import FOUR, Table
+from tests.protocol.sync.table import FOUR, Table, fork
 
 ELECTORS = tuple(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(1, 10))
 FORK, ABOVE, ELSEWHERE, UNKNOWN = (Hash(bytes([number]) * 32) for number in range(4))
@@ -145,3 +146,11 @@ async def test_a_record_that_we_made_meanwhile_is_no_second_one(table: Table, mo
     monkeypatch.setattr(Branch, "common", 0)
     choice = table.choice.judge(branch, ANN.peer_id)
     assert (choice.rounds, choice.lost, choice.news) == (0, False, ())
+
+
+@in_run(a_run(*FOUR))
+async def test_what_a_judgement_finds_is_told_by_whoever_asked_for_it(table: Table) -> None:
+    """It is made in a thread, from which no listener may be woken."""
+    fork(table, 1, {}, {})
+    choice = table.choice.judge(table.branch(1, table.theirs), ANN.peer_id)
+    assert [type(event) for event in choice.news] == [SecondHistory] and not table.of(SecondHistory)

@@ -59,6 +59,13 @@ async def test_nothing_is_looked_at_while_records_change_their_places(table: Tab
     assert table.ours.history.tip == table.theirs.history.tip
 
 
+async def test_a_chain_whose_state_nobody_has_is_not_taken(table: Table) -> None:
+    grow(table.theirs, 3, [ANN], voters=FOUR, with_results=False)
+    await table.found()
+    assert table.following.move is None and table.ours.history.length == 0
+    assert table.claims.ahead(known=True) == [], "its claimant is not looked at again at once"
+
+
 async def test_as_much_of_a_chain_is_taken_as_there_is_state(table: Table) -> None:
     grow(table.theirs, 2, [ANN], voters=FOUR)
     grow(table.theirs, 2, [ANN], voters=FOUR, with_results=False)
@@ -103,6 +110,31 @@ async def test_who_wins_a_fork(table: Table, ours: dict[str, Any], theirs: dict[
     assert table.ours.history.tip == table.theirs.history.tip
     assert table.ours.state.digest() == table.theirs.state.digest()
     assert table.of(RolledBack) == [RolledBack(1, 1, ANN.peer_id)]
+
+
+@in_run(a_run(*FOUR))
+async def test_each_peer_is_asked_for_its_own_certificate_of_a_record(table: Table) -> None:
+    full = table.another("full")
+    fork(table, 0, {"absent": [BOB]}, {"absent": [BOB, CYN]}, rounds=1)
+    grow(full, 1, [ANN], voters=FOUR, salt=1)
+    assert full.history.tip == table.theirs.history.tip and full.history.final == 1
+    await table.look()
+    assert table.following.move is None, "what Ann shows loses"
+    table.serve(DAN.peer_id, full)
+    table.hear(DAN.peer_id, full)
+    move = await table.look()
+    assert move is not None and move.leader == DAN.peer_id
+    assert await table.following.take(move)
+    assert table.ours.history.commit_at(0) == full.history.commit_at(0) and table.ours.history.final == 1
+
+
+async def test_a_claim_with_which_nothing_is_shown_says_nothing_about_others(table: Table) -> None:
+    grow(table.theirs, 1, [ANN], voters=FOUR)
+    table.serve(BOB.peer_id, table.ours)
+    for peer in (ANN, BOB):
+        table.hear(peer.peer_id, table.theirs)
+    await table.following.look(known=False)
+    assert table.claims.ahead(known=False) == [] and table.claims.ahead(known=True) == [ANN.peer_id]
 
 
 @pytest.mark.slow

@@ -203,6 +203,17 @@ def test_fewer_handshakes_begin_while_the_processor_is_overloaded() -> None:
     assert len(driver.policy.step(1.0).handshake) == 5
 
 
+def test_the_oldest_connections_of_one_peer_are_closed() -> None:
+    driver = Driver()
+    numbers = []
+    for _ in range(LIMITS.per_peer + 2):
+        numbers.append(driver.queue())
+        driver.step()
+        driver.policy.authenticated(numbers[-1], PeerId("one key"), driver.now)
+        driver.step()
+    assert driver.closed == dict.fromkeys(numbers[:2], CloseReason.SURPLUS)
+
+
 def test_greeted_peers_are_limited_too_and_the_busiest_address_loses_its_newest() -> None:
     driver = Driver()
     friends = [driver.greeted(f"friend {number}", f"home {number}") for number in range(10)]

@@ -81,6 +81,15 @@ def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived()
         assert len([each for each in found if may_be_dialled(each.end, list)]) <= punching.MAX_CANDIDATES
 
 
+async def test_a_reflector_shows_where_a_socket_is_seen() -> None:
+    async with network(Recorder()) as there:
+        port = int(there.addresses()[0].split("/")[4])
+        sock = punching.reusable_socket()
+        with sock:
+            inside = sock.getsockname()[1]
+            assert await punching.seen_at(sock, ("127.0.0.1", port)) == ("127.0.0.1", inside)
+
+
 async def test_sockets_that_prove_nothing_are_few_and_the_busiest_address_loses_one() -> None:
     doorstep, pairs = Doorstep(), [socket.socketpair() for _ in range(MAX_ON_DOORSTEP + 1)]
     socks = [trio.socket.from_stdlib_socket(ours) for ours, _ in pairs]
