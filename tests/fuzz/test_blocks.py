@@ -36,7 +36,7 @@ from protocol.wire.questions import LeavesReply
 from tests.fuzz.mutations import mutated
 from tests.protocol.answering import ABOUT_BLOBS
 from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
-from tests.protocol.corpora.corpora import Corpus, a_corpus
+from tests.protocol.corpora.corpora import a_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -106,8 +106,7 @@ def files_under(reader: Reader) -> set[str]:
     return {path.name for path in (reader.table.folder / str(reader.number)).rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("corpus", [CORPUS, a_corpus((30_000,), block_tokens=1024, shard_blocks=4)])
-def test_floods_of_statements_about_blocks_leave_bounded_traces_and_the_needed_blocks(corpus: Corpus) -> None:
+def test_floods_of_statements_about_blocks_leave_bounded_traces_and_the_needed_blocks() -> None:
     async def check(table: BlockTable) -> None:
         honest = [table.add(built=True), table.add(), table.add()]
         strangers = [table.add(BlockStranger) for _ in range(3)]
@@ -117,7 +116,7 @@ def test_floods_of_statements_about_blocks_leave_bounded_traces_and_the_needed_b
                 table.nursery.start_soon(stranger.fire, target)
                 table.nursery.start_soon(stranger.push, target)
         await trio.sleep(2)
-        blocks = corpus.all_blocks()
+        blocks = CORPUS.all_blocks()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(honest[1].read, blocks[: 2 * len(blocks) // 3])
             nursery.start_soon(honest[2].read, blocks[len(blocks) // 3 :])
@@ -132,7 +131,7 @@ def test_floods_of_statements_about_blocks_leave_bounded_traces_and_the_needed_b
         assert not honest[0].cache.blocks() and not files_under(honest[0])
         assert all(isinstance(stranger, BlockStranger) and stranger.refused > 50 for stranger in strangers)
 
-    on_block_table(corpus, check)
+    on_block_table(CORPUS, check)
 
 
 def test_a_fetcher_whose_blocks_only_liars_claim_keeps_its_bounds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 from protocol.disk import Disk, in_turn, let_go, map_file, pieces_of
@@ -47,14 +46,6 @@ def test_a_view_of_a_mapped_file_is_written_without_becoming_resident(tmp_path: 
     Disk().write_file(tmp_path / "copy", view)
     assert resident() - before < LITTLE
     assert (tmp_path / "copy").read_bytes() == bytes(SIZE - 1) + b"\x09"
-
-
-def test_letting_go_of_other_memory_changes_nothing() -> None:
-    anonymous = memoryview(mmap.mmap(-1, 1 << 16))
-    for view in (memoryview(bytearray(b"bytes")), memoryview(b""), anonymous):
-        before = bytes(view)
-        let_go(view)
-        assert bytes(view) == before
 
 
 def test_parts_are_handed_out_in_the_order_of_their_spans_and_the_last_piece_may_be_shorter() -> None:

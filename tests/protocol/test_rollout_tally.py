@@ -124,7 +124,3 @@ def test_it_is_bounded_and_a_copy_goes_its_own_way() -> None:
     other.apply(ev.RolloutPeerSetAside(ANN, "x"), 0.0)
     other.apply(made(9, "new"), 0.0)
     assert not tally.aside and (ME, "new") not in tally.batches
-
-
-def test_a_peer_without_rollouts_has_seen_none() -> None:
-    assert not of(ev.Notice("info", "x")).seen and of(made()).seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -22,12 +21,10 @@ from protocol.agreement.ballot import (
     justify,
     objection_of_lock,
     objection_to_vote,
-    plan_of,
     view_change_of,
 )
 from protocol.allreduce.assignment import plan_hash
-from protocol.chain.base import fragment_of
-from protocol.chain.records import index_root, record_hash
+from protocol.chain.records import record_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
@@ -113,27 +110,6 @@ def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> N
     assert flaw_of_record_proposal(SETTINGS, BASE, a_record(**changes), INDEX, PROVENANCE) == flaw
 
 
-@pytest.mark.parametrize(("fragments", "round", "fragment"), [(1, 0, 0), (1, 5, 0), (4, 3, 3), (4, 5, 1)])
-def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> None:
-    base = replace(BASE, round=round, fragment=fragment_of(round, fragments))
-    assert base.fragment == fragment
-    plans = [
-        a_plan(round=round, fragment=number, members=members(*PEERS[:3], round=round, fragment=number))
-        for number in range(fragments)
-    ]
-    flaws = [flaw_of_plan(SETTINGS, base, plan) for plan in plans]
-    assert [number for number, flaw in enumerate(flaws) if flaw is None] == [fragment]
-
-
-def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
-    fewer = INDEX[:2]
-    record = a_record(result_root=index_root(fewer))
-    assert (
-        flaw_of_record_proposal(SETTINGS, BASE, record, fewer, PROVENANCE)
-        == "a record whose chunks do not match its result root"
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "flaw"),
     [
@@ -147,11 +123,6 @@ def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
 )
 def test_provenances_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_record_proposal(SETTINGS, BASE, a_record(), INDEX, PROVENANCE.model_copy(update=changes)) == flaw
-
-
-def test_the_plan_of_a_record_is_the_one_that_was_exchanged_by() -> None:
-    assert plan_hash(plan_of(a_record(), PROVENANCE)) == plan_hash(a_plan())
-    assert plan_of(a_record(), PROVENANCE).state_digest == STATE
 
 
 @pytest.mark.parametrize(
@@ -271,14 +242,6 @@ def test_view_changes_are_signed() -> None:
     for bad in (b"rubbish", signed(CAT, Finish(round=5, base=TIP)), good[0].replace(ANN.encode(), CAT.encode())):
         with pytest.raises(Malformed):
             justify(RUN, a_ballot(1), [*good, bad])
-
-
-def test_members_call_a_ballot_when_there_is_no_elector() -> None:
-    ballot = Ballot(BASE, 1, BASE.electors, (DAN, EVE))
-    view_change = a_view_change(1, *BASE.electors)
-    assert set(justify(RUN, ballot, [signed(DAN, view_change), signed(EVE, view_change)]).view_changes) == {DAN, EVE}
-    with pytest.raises(Malformed):
-        justify(RUN, ballot, [signed(ANN, view_change), signed(EVE, view_change)])
 
 
 # -- which lock is carried on ---------------------------------------------------------------------------------------------
@@ -412,14 +375,6 @@ def test_a_second_vote_may_follow_no_first_one() -> None:
     kept, vote = cast_second(blank(BASE), a_record_proposal(0), a_lock(0).proof)
     assert (vote.step, vote.record_hash, kept.second) == (Step.SECOND, NAME, NAME)
     assert objection_to_vote(kept, Step.FIRST, 0, [], OTHER) is None, "the first step is another one"
-
-
-def test_votes_say_what_is_kept() -> None:
-    kept, vote = cast_first(blank(BASE), a_record_proposal(3, DAN))
-    assert (vote.round, vote.base, vote.attempt, vote.step, vote.absent) == (5, TIP, 3, Step.FIRST, [DAN])
-    assert (kept.attempt, kept.absent, kept.first, kept.second) == (3, [DAN], NAME, None)
-    assert kept.lock is None and kept.reduced is None, "a first vote locks nobody"
-    assert cast_first(kept, a_record_proposal(3, DAN)) == (kept, vote)
 
 
 # -- locks ----------------------------------------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ from protocol.wire.messages import Finish, PrevoteCertificate, Proposal, RecordP
 from tests.protocol.agreement.parliament import (
     Parliament,
     leader_and_voter,
-    put_to_the_vote,
 )
 from tests.protocol.agreement.parliament import settings as round_settings
-from tests.protocol.council import BASE, signed
+from tests.protocol.council import signed
 
 
 @pytest.mark.slow
@@ -55,18 +54,6 @@ def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quor
         assert parliament.hand_over(ready, seat, finish) == effects
 
 
-def test_a_voter_settles_a_record_from_its_proposal_to_the_end_of_the_attempt() -> None:
-    parliament = Parliament(4)
-    proposer, record_proposal = put_to_the_vote(parliament)
-    seat = next(seat for seat in parliament.seats.values() if seat.me != proposer)
-    assert not seat.machine.is_settling
-    parliament.hand_over(proposer, seat, record_proposal)
-    assert seat.machine.is_settling
-    parliament.queue.clear()
-    parliament.run(40)
-    assert seat.committed is not None and not parliament.undecided()
-
-
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("votes", [1, 2])
 def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_certificate(
@@ -97,9 +84,6 @@ def test_a_voter_commits_a_record_without_an_elector_that_comes_back_before_the_
         parliament.restart(late)
     parliament.deliver()
     assert parliament.seats[late].committed is not None
-
-
-# -- what is made anew ----------------------------------------------------------------------------------------------------
 
 
 # -- what nobody acts on --------------------------------------------------------------------------------------------------
@@ -172,13 +156,7 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     assert state.attempt == state.kept.attempt == attempt
 
 
-STRANGE: list[tuple[str, dict[str, Any]]] = [
-    ("another round", {"round": 6}),
-    ("another tip", {"base": ZERO_HASH}),
-]
-
-
-@pytest.mark.parametrize("changes", [changes for _, changes in STRANGE], ids=[name for name, _ in STRANGE])
+@pytest.mark.parametrize("changes", [{"round": 6}, {"base": ZERO_HASH}], ids=["another round", "another tip"])
 @pytest.mark.parametrize("kind", [ViewChange, Vote])
 def test_statements_about_other_rounds_change_nothing(kind: type[Body], changes: dict[str, Any]) -> None:
     parliament = Parliament(4)
@@ -264,8 +242,3 @@ def test_two_liars_of_three_that_are_left_take_the_third_ahead_by_little() -> No
     assert attempt_of_three(MAX_LEAD - 4) is not None
     for attempt in (2 * MAX_LEAD, 10**6, MAX_ATTEMPT - 3, MAX_ATTEMPT, MAX_ATTEMPT + 5):
         assert attempt_of_three(attempt) is None
-
-
-@pytest.mark.parametrize(("attempt", "sound"), [(0, True), (MAX_ATTEMPT - 1, True), (MAX_ATTEMPT, False), (1 << 53, False)])
-def test_no_ballot_is_held_beyond_the_last_attempt(attempt: int, sound: bool) -> None:
-    assert Ballot(BASE, attempt).is_sound is sound

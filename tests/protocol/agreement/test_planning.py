@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.agreement.ballot import flaw_of_plan, most_chunks
+from protocol.agreement.ballot import most_chunks
 from protocol.agreement.policy import TRIED, choose_members, plan_with
 from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff
 from protocol.chain.electorate import quorum_size, tolerated
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Plan
 from tests.protocol.council import BASE, SETTINGS, STATE
 from tests.protocol.members import a_member
 from tests.protocol.tables import cases
@@ -46,27 +45,9 @@ def chosen(stalls: ExclusionBackoff, ready: Sequence[PeerId], held: Sequence[Pee
     return choose_members(HERE, stalls, ready, held)
 
 
-def test_electors_come_before_members_of_the_last_record_and_those_before_newcomers() -> None:
-    order = chosen(ExclusionBackoff(), [*NEWCOMERS, *VETERANS, *ELECTORS])
-    assert (set(order[:4]), set(order[4:6]), set(order[6:])) == (set(ELECTORS), set(VETERANS), set(NEWCOMERS))
-
-
 def test_those_that_the_view_changes_demand_come_first_whether_or_not_they_are_ready() -> None:
     order = chosen(ExclusionBackoff(), [*NEWCOMERS, *VETERANS, *ELECTORS[:3]], [ELECTORS[3], ELECTORS[2]])
     assert (set(order[:2]), set(order[2:4]), set(order[4:6])) == (set(ELECTORS[2:]), set(ELECTORS[:2]), set(VETERANS))
-
-
-@pytest.mark.parametrize("late", [ELECTORS[0], VETERANS[0]])
-def test_who_is_ready_is_a_member_whatever_it_is_suspected_of(late: PeerId) -> None:
-    for stalls in (on_probation(late), out(late)):
-        assert set(chosen(stalls, TENURED)) == set(TENURED)
-
-
-def test_newcomers_that_were_members_are_tried_first_and_those_that_stalled_last() -> None:
-    stalls = on_probation(STRANGERS, NEWCOMERS[0])
-    base = replace(HERE, known=frozenset([*TENURED, NEWCOMERS[0], NEWCOMERS[1]]))
-    order = choose_members(base, stalls, NEWCOMERS[:4], [])
-    assert order[0] == NEWCOMERS[1] and order[-1] == NEWCOMERS[0]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +64,6 @@ def test_newcomers_that_were_members_are_tried_first_and_those_that_stalled_last
 def test_newcomers_are_tried(stalls: ExclusionBackoff, tenured: int, tried: int) -> None:
     everybody = chosen(ExclusionBackoff(), [*TENURED[:tenured], *NEWCOMERS])
     assert chosen(stalls, [*TENURED[:tenured], *NEWCOMERS]) == everybody[: tenured + tried], "the first that the tip draws"
-
-
-# -- tokens ---------------------------------------------------------------------------------------------------------------
 
 
 # -- owners ---------------------------------------------------------------------------------------------------------------
@@ -123,20 +101,3 @@ def test_the_liars_that_the_electors_bear_own_less_than_half(electors: int) -> N
         for members in range(quorum_size(electors), electors + 1):
             assert tolerated(electors) * most_chunks(chunks, electors, members) < chunks / 2 + electors
             assert members * most_chunks(chunks, electors, members) >= chunks, "all chunks have an owner"
-
-
-@pytest.mark.parametrize(("electors", "members", "most"), [(3, 3, 100), (4, 0, 100), (4, 2, 50), (4, 1, 100), (4, 3, 38)])
-def test_who_is_missing_leaves_no_more_to_one_than_is_needed(electors: int, members: int, most: int) -> None:
-    assert most_chunks(100, electors, members) == most
-
-
-def test_where_too_few_have_a_good_name_others_own_chunks_too() -> None:
-    stalls = out(*ELECTORS[1:])
-    plan = plan_with(replace(SETTINGS, chunks=100), HERE, stalls, [a_member(peer) for peer in ELECTORS], {}, STATE)
-    assert max(Counter(plan.owners).values()) <= most_chunks(100, 4, 4) and flaw_of_plan_owners(plan) is None
-
-
-def flaw_of_plan_owners(plan: Plan) -> str | None:
-    """What a voter says about how its chunks are shared out."""
-    flaw = flaw_of_plan(replace(SETTINGS, chunks=100), HERE, plan)
-    return flaw if flaw is not None and "share" in flaw else None

@@ -15,7 +15,7 @@ from protocol.agreement.policy import RESEND_S
 from protocol.agreement.round_state import TIMEOUT_S
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.electorate import quorum_size
-from protocol.chain.records import index_root, is_full, quorum_of, record_hash, verify_commit
+from protocol.chain.records import index_root, is_full, record_hash, verify_commit
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
@@ -46,19 +46,6 @@ from tests.protocol.council import CHUNKS, base_of, peers, signed
 EVICTION_S = round_settings().eviction_s
 
 
-@pytest.mark.parametrize("electors", range(8))
-def test_a_quorum_of_each_electorate_certifies(electors: int) -> None:
-    """None is the electorate of a run that anybody may begin: its first members vote."""
-    parliament = Parliament(electors, joiners=3 if electors == 0 else 1)
-    parliament.ready()
-    parliament.outlives(3)
-    for commit in parliament.commits():
-        verify_commit(round_settings(), commit, parliament.base)
-        assert is_full(commit.certificate) and commit.certificate.attempt == 0
-        voters = parliament.base.electors or tuple(parliament.seats)
-        assert len(commit.certificate.votes) == quorum_of(parliament.base, voters, [])
-
-
 @pytest.mark.parametrize("electors", range(2, 8))
 def test_as_many_may_be_dead_as_leave_a_quorum(electors: int) -> None:
     parliament = Parliament(electors)
@@ -87,21 +74,6 @@ def test_with_one_more_dead_a_provisional_record_is_made_when_they_were_silent_f
     verify_commit(round_settings(), parliament.commits()[0], parliament.base)
 
 
-@pytest.mark.parametrize("joiners", [1, 2, 3])
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: int) -> None:
-    """With one joiner left, a plan that the dead one is in has no quorum of members: they make another one."""
-    parliament = Parliament(1, joiners=joiners)
-    elector, *others = parliament.seats
-    parliament.ready()
-    for kind in STEPS[:steps]:
-        parliament.pass_on(kind)
-    parliament.queue.clear()
-    parliament.crash(elector)
-    parliament.outlives(EVICTION_S + 30)
-    assert parliament.commits()[0].certificate.absent == [elector]
-
-
 def test_whoever_has_the_result_of_a_certified_record_is_waited_for() -> None:
     parliament = Parliament(1, joiners=2)
     elector, joiner, other = parliament.seats
@@ -127,30 +99,6 @@ def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
     parliament.run(60)
     assert not parliament.undecided()
     assert all(is_full(commit.certificate) for commit in parliament.commits())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("electors", range(2, 8))
-def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -> None:
-    """A provisional record is about to be made when the others return: at one tip there is one full record at most.
-
-    A full record is taken by everybody.  Whoever was called absent and is back takes no provisional one in its round.
-    """
-    for pause_s in (1, 2, 4):
-        parliament = Parliament(electors, versions=True)
-        dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
-        parliament.call()
-        for peer in dead:
-            parliament.crash(peer)
-        parliament.run(EVICTION_S + pause_s)
-        for peer in dead:
-            parliament.restart(peer)
-            parliament.ready(peer, life=2)
-        parliament.run(120)
-        parliament.show_the_record()
-        full = {commit.record.encode() for commit in parliament.commits() if is_full(commit.certificate)}
-        assert len(full) <= 1 and parliament.commits()
-        assert set(parliament.undecided()) <= (set() if full else set(dead))
 
 
 def test_a_peer_that_has_lost_what_binds_it_says_nothing_as_a_voter() -> None:
@@ -199,22 +147,6 @@ def test_the_proposer_dies_after_any_step_and_the_others_finish_the_round(steps:
     if returns:
         parliament.restart(leader)
         parliament.ready(leader, life=2)
-    parliament.run(60)
-    parliament.show_the_record()
-    assert not parliament.undecided() and len(parliament.records()) == 1
-
-
-@pytest.mark.parametrize("steps", range(1, len(STEPS)))
-def test_a_voter_that_is_restarted_after_any_step_stands_by_what_it_said(steps: int) -> None:
-    """The witness compares."""
-    parliament = Parliament(4, versions=True)
-    _, voter = leader_and_voter(parliament)
-    parliament.ready()
-    for kind in STEPS[:steps]:
-        parliament.pass_on(kind)
-    parliament.crash(voter)
-    parliament.restart(voter)
-    parliament.ready(voter, life=2)
     parliament.run(60)
     parliament.show_the_record()
     assert not parliament.undecided() and len(parliament.records()) == 1

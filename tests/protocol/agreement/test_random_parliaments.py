@@ -12,7 +12,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ViewChange
 from tests.protocol.agreement.parliament import Parliament
 
-SEEDS = 300
+SEEDS = 100
 BATCH = 10
 
 

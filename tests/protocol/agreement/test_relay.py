@@ -53,21 +53,6 @@ def test_the_newest_attempt_is_passed_on_to_each_once() -> None:
     assert relay.forward(NEEDY) == []
 
 
-def test_a_proposal_told_to_one_voter_reaches_all() -> None:
-    parliament = Parliament(4)
-    liar = first_proposer(parliament)
-    favoured = next(peer for peer in parliament.seats if peer != liar)
-    parliament.call()
-    parliament.queue = [each for each in parliament.queue if each[1] == favoured]
-    parliament.make_puppet(liar)
-    parliament.pass_on(Proposal)
-    assert [seat.me for seat in parliament.seats.values() if seat.exchanged] == [favoured]
-    parliament.run(1.5)
-    assert all(seat.exchanged for seat in parliament.seats.values() if seat.me != liar)
-    parliament.run(20)
-    assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
-
-
 def test_strangers_and_peers_of_another_round_are_passed_nothing() -> None:
     """Keys are free, and each would be sent all statements of the attempt."""
     parliament = Parliament(4)

@@ -237,17 +237,6 @@ def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> 
     assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
 
 
-def test_an_owner_may_wait_for_late_parts_for_as_long_as_we_would() -> None:
-    """The parts of our two chunks took 100 s; half of that later the others are due, and averages may be late by 5 s."""
-    exchange = begun(PEERS[0], bytes([0, 0, 1]), ExchangeLimits(STALL_S, {PEERS[1]: 5.0}))
-    for chunk, at in ((0, 1.0), (1, 100.0)):
-        for peer in PEERS[1:]:
-            exchange.handle(PartArrived(peer, chunk), at)
-        exchange.handle(Averaged(chunk, ENTRY), at)
-        exchange.handle(ExchangeTick(), at)
-    assert [lost_at(exchange, at) for at in (100.1, 140.0, 154.9, 155.1)] == [[], [], [], [PEERS[1]]]
-
-
 def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:
     exchange = begun(PEERS[0], bytes([0, 0]), ExchangeLimits(STALL_S, ignored=[PEERS[3]]))
     exchange.handle(PartArrived(PEERS[3], 0), 0.5)
@@ -256,75 +245,6 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
         for peer in PEERS[1:3]:
             reductions += exchange.handle(PartArrived(peer, chunk), 1.0)
     assert reductions == [Reduce(0, (0, 1, 2, 3)), Reduce(1, (0, 1, 2))]
-
-
-def waited_s(exchange: ExchangeMachine) -> float:
-    """How long we have waited for late parts."""
-    return exchange.lateness.seconds.get(exchange.me, 0.0)
-
-
-def delayed(exchange: ExchangeMachine, parts: dict[PeerId, float], seconds: int) -> float:
-    """How long our first chunk waits when these members give their part of it at such times, and others never."""
-    for second in range(seconds):
-        for peer, at in parts.items():
-            if at == second:
-                exchange.handle(PartArrived(peer, 0), float(second))
-        exchange.handle(ExchangeTick(), float(second))
-    return waited_s(exchange)
-
-
-def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -> None:
-    """Half of the time that these took is nobody's fault."""
-    exchange = begun(PEERS[0], bytes([0]))
-    assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == 3.0
-
-
-@pytest.mark.parametrize(("times", "least_s", "most_s"), [(1.5, 0.0, 1.0), (2.0, 9.0, 11.0)])
-def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float, least_s: float, most_s: float) -> None:
-    """One part a second from each, for 20 chunks of ours; one gives so many times slower.  Half is nobody's fault."""
-    exchange = begun(PEERS[0], bytes(20))
-    for second in range(40):
-        for peer in PEERS[1:]:
-            given = int(second / times) if peer == PEERS[3] else second
-            if given < 20:
-                exchange.handle(PartArrived(peer, given), float(second))
-                for chunk in range(given):
-                    exchange.handle(PartArrived(peer, chunk), float(second))
-        exchange.handle(ExchangeTick(), float(second))
-    assert least_s <= waited_s(exchange) <= most_s
-
-
-def test_who_gives_other_parts_than_those_that_are_averaged_next_is_left_out() -> None:
-    """There is room for 21 parts of each, of 30: two give the first ones, and the third member the last ones."""
-    exchange = begun(PEERS[0], bytes(30), ExchangeLimits(STALL_S, {PEERS[0]: 3.0}))
-    for number in range(21):
-        for peer in PEERS[1:3]:
-            exchange.handle(PartArrived(peer, number), 20.0)
-        exchange.handle(PartArrived(PEERS[3], 29 - number), 20.0)
-    for second in range(21, 60):
-        exchange.handle(ExchangeTick(), float(second))
-    assert [*exchange.left_out] == [PEERS[3]]
-
-
-def test_parts_for_which_there_is_no_room_yet_are_not_due_before_they_could_have_come() -> None:
-    """Two members gave 21 of 42 parts in 20 s; the others may be late by half of the 40 s that all would take them."""
-    exchange = begun(PEERS[0], bytes(42))
-    exchange.handle(ExchangeTick(), 20.0)
-    for number in range(21):
-        for peer in PEERS[1:3]:
-            exchange.handle(PartArrived(peer, number), 20.0)
-    for second in range(20, 65):
-        exchange.handle(ExchangeTick(), float(second))
-        assert (waited_s(exchange) > 0) == (second >= 60)
-
-
-def test_nobody_delays_an_average_of_others_or_while_we_sleep() -> None:
-    exchange = begun(PEERS[0], bytes([1]))
-    assert delayed(exchange, {PEERS[2]: 3.0}, 9) == 0
-    exchange = begun(PEERS[0], bytes([0]))
-    delayed(exchange, {PEERS[1]: 0.0, PEERS[2]: 0.0}, 2)
-    exchange.handle(ExchangeTick(), 3600.0)
-    assert waited_s(exchange) == 2.0
 
 
 FIVE = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(5))

@@ -34,17 +34,6 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 ONE, ANOTHER = PeerId("one"), PeerId("other")
 
 
-def test_a_returned_buffer_is_the_next_one_of_its_size() -> None:
-    pool = BufferPool()
-    buffer = pool.take(10)
-    pool.give(buffer)
-    assert pool.take(11) is not buffer and pool.take(10) is buffer and pool.take(10) is not buffer
-
-
-def test_every_sender_has_an_equal_share_and_at_least_one() -> None:
-    assert [share_of_buffers(senders) for senders in (0, 1, 3, 64, 255)] == [PART_BUFFERS, PART_BUFFERS, 21, 1, 1]
-
-
 async def test_a_sender_with_its_share_waits_until_a_chunk_is_dropped_or_a_push_breaks_off() -> None:
     pool = BufferPool()
     parts = WaitingParts([ONE, ANOTHER], pool)

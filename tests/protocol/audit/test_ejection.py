@@ -144,12 +144,6 @@ async def test_a_restarted_peer_judges_again_what_lies_on_disk(table: Table) -> 
     assert notice.startswith("a proof on disk proves nothing")
 
 
-async def test_an_accusation_with_proof_ejects(table: Table) -> None:
-    await table.examine(accusation())
-    assert table.has_ejected()
-    assert not table.hear(accusation()), "it is known"
-
-
 @pytest.mark.parametrize(
     "held, told",
     [
@@ -199,20 +193,6 @@ async def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(table: T
     await table.examine(claim(1, 8 << 20))
     assert trio.current_time() - began == pytest.approx(deadline_s(8 << 20))
     assert not table.hear(accusation())
-
-
-async def test_an_accuser_that_fails_again_waits_twice_as_long(table: Table) -> None:
-    table.network.answers.clear()
-    waits = []
-    for _ in range(3):
-        await table.examine(accusation())
-        began = trio.current_time()
-        while not table.hear(accusation()):
-            await trio.sleep(1)
-        await table.ejections.examine(ACCUSER)
-        waits.append(round(trio.current_time() - began))
-        await trio.sleep(2 * waits[-1])
-    assert waits == [30, 120, 480]
 
 
 async def test_the_proofs_fetched_at_a_time_are_bounded_in_number_and_bytes_and_one_from_each_accuser(table: Table) -> None:

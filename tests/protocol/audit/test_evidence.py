@@ -189,7 +189,6 @@ def test_two_batches_of_rollouts_of_one_number_in_one_life_convict_and_others_do
 BALLOT_LAW = replace(LAW, run=RUN)
 ANN, DAN = PEERS[0], PEERS[3]
 PROPOSER = a_ballot(2).proposer
-HONEST = a_record_proposal(2)
 SECOND: dict[str, Any] = {"step": Step.SECOND}
 
 
@@ -367,12 +366,6 @@ def test_two_statements_of_one_elector_are_noticed(first: Body, second: Body) ->
     table = Table()
     assert table.verdicts(LIAR, first) == [] and table.verdicts(CAT, second) == []
     assert table.verdicts(LIAR, second) == [LIAR]
-
-
-def test_a_second_record_proposal_is_noticed_after_the_proposal_and_the_first() -> None:
-    table = Table()
-    assert table.hear(LEADER, a_proposal(2)) == [] == table.hear(LEADER, a_record_proposal(2))
-    assert table.verdicts(LEADER, a_record_proposal(2, record=OTHER_RECORD)) == [LEADER]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["the vote first", "the certificate first"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.blobs.blob import Blob, Copies, EvenSpans, any_of, chunks_in, from_bitmap, set_of, to_bitmap
+from protocol.blobs.blob import Blob, Copies, EvenSpans, chunks_in, from_bitmap, set_of, to_bitmap
 from protocol.blobs.transfer import Purpose, Transfer, cells
 from protocol.events.events import Event, TransferEnded, TransferProgress
 from protocol.wire.canonical import Malformed
@@ -28,10 +26,6 @@ def test_a_bitmap_says_what_the_set_was(counted: tuple[int, int]) -> None:
     count, chunks = counted
     assert from_bitmap(to_bitmap(chunks, count), count) == chunks
     assert set_of([*chunks_in(chunks)]) == chunks
-
-
-def test_an_empty_bitmap_is_the_empty_set() -> None:
-    assert from_bitmap(b"", 12) == 0
 
 
 @pytest.mark.parametrize(
@@ -56,11 +50,6 @@ def test_copies_are_counted_as_a_list_would_count_them(changes: list[tuple[int, 
         fewest = min(counts[chunk] for chunk in chunks_in(among))
         assert copies.rarest(among) == set_of([chunk for chunk in chunks_in(among) if counts[chunk] == fewest])
     assert copies.rarest(0) == 0
-
-
-def test_any_of_a_set_is_each_of_it_sooner_or_later() -> None:
-    random_ = random.Random(1)
-    assert {any_of(0b1010010, random_) for _ in range(200)} == {1, 4, 6}
 
 
 BLOB = Blob.cut(NAME, [Hash(bytes(32))] * 10, EvenSpans(9 * 4096 + 100, 4096))

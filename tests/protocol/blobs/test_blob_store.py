@@ -89,23 +89,6 @@ def test_a_lost_index_is_made_anew_and_a_false_one_is_not_believed(tmp_path: Pat
     assert files.index(ROOT, CHUNK) is None and not files.has(ROOT)
 
 
-def test_uses_are_counted(tmp_path: Path) -> None:
-    files = complete(tmp_path)
-    with files.using(ROOT):
-        with files.using(ROOT, Hash(bytes(32))):
-            assert files.used() == {ROOT, Hash(bytes(32))}
-        assert files.used() == {ROOT}
-    assert files.used() == set()
-
-
-def test_nothing_is_left_of_a_removed_file(tmp_path: Path) -> None:
-    files = complete(tmp_path)
-    files.begin(Hash(bytes(32)), 10)
-    for root in (ROOT, Hash(bytes(32))):
-        files.remove(root)
-    assert [*files.folder.iterdir()] == [] and files.sizes() == files.parts() == {}
-
-
 def test_statements_are_kept_by_number_and_a_damaged_one_counts_as_absent(tmp_path: Path) -> None:
     files = opened(tmp_path)
     for number, raw in [(10, b"ten"), (2, b"two"), (2, b"other two"), (11, b"eleven")]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from random import Random
 
 import pytest
@@ -40,27 +39,6 @@ def test_a_guest_is_told_what_is_here_and_then_what_comes() -> None:
     assert offer.join(BOB, 0, 3.0) == 0b110011 and not offer.news(3.0)
 
 
-def test_a_guest_is_told_at_once_of_what_nobody_else_has_and_of_the_rest_with_it_or_later() -> None:
-    offer = Offer(8, 0, is_member)
-    offer.join(ANN, 0, 0.0)
-    offer.add(1)
-    assert not offer.news(NO_HURRY_S - 0.1)
-    offer.add(2, is_first=True)
-    assert offer.news(NO_HURRY_S - 0.1) == {ANN: 0b110}
-    offer.add(3)
-    assert not offer.news(NO_HURRY_S) and offer.news(inf) == {ANN: 0b1000}
-
-
-def test_an_origin_tells_each_guest_of_other_chunks_once() -> None:
-    offer = OriginOffer(8, Random(1), is_member)
-    first, second = offer.join(ANN, 0, 0.0), offer.join(BOB, 0, 0.0)
-    assert first and second and not first & second
-    news = offer.news(0.0)
-    assert ANN not in news or not news[ANN] & first
-    assert not offer.news(0.0)
-    assert offer.join(ANN, 0, 0.1) & first == first, "who asks again is told the same again"
-
-
 @pytest.mark.parametrize("kind", ["open", "origin"])
 def test_a_crowd_of_strangers_keeps_no_member_out(kind: str) -> None:
     offer = an_offer(kind)
@@ -95,16 +73,6 @@ def test_a_member_that_fetched_nothing_makes_room_for_no_stranger() -> None:
     assert ANN not in offer.guests()
     offer.join(BOB, 0, now)
     assert BOB in offer.guests()
-
-
-@pytest.mark.parametrize("kind", ["open", "origin"])
-def test_who_has_all_makes_room(kind: str) -> None:
-    offer = an_offer(kind)
-    for peer in CROWD[:MAX_GUESTS]:
-        offer.join(peer, 0, 0.0)
-    offer.got(CROWD[5], 0xFF)
-    offer.join(CROWD[-1], 0, 0.0)
-    assert CROWD[-1] in offer.guests() and CROWD[5] not in offer.guests()
 
 
 @pytest.mark.parametrize("kind", ["open", "origin"])

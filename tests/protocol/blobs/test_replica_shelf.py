@@ -31,22 +31,6 @@ def replica(tmp_path: Path) -> Iterator[Replica]:
     replica.state.close()
 
 
-def test_the_hashes_of_a_checkpoint_are_read_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, opened = ReplicaShelf(replica), list[object]()
-    read = replica.store.checkpoints.leaves
-
-    def counted(name: CheckpointName) -> object:
-        opened.append(name)
-        return read(name)
-
-    monkeypatch.setattr(replica.store.checkpoints, "leaves", counted)
-    leaves = replica.state.leaves()
-    for _ in range(5):
-        held = shelf.find(tree_root(leaves))
-        assert held is not None and held.leaves() == leaves and held.read(0) is not None
-    assert len(opened) == 1
-
-
 def test_a_checkpoint_that_became_shorter_or_is_gone_is_not_served(replica: Replica) -> None:
     shelf, digest = ReplicaShelf(replica), tree_root(replica.state.leaves())
     assert shelf.find(digest) is not None
@@ -126,22 +110,6 @@ def test_records_are_sent_as_they_are_on_disk(of_five: Replica, monkeypatch: pyt
     expected = CommitsReply(commits=[commit.encode() for commit in commits]).encode()
     monkeypatch.setattr(Commit, "encode", forbidden)
     assert trio.run(Serving(of_five, inline).answer_commits, ANN.peer_id, question) == expected
-
-
-def test_a_record_is_read_once_for_many_questions_about_its_result(
-    of_five: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grow(of_five, 1, FIVE)
-    shelf, root = ReplicaShelf(of_five), Hash(of_five.history.commit_at(0).record.result_root)
-    read, kept = list[int](), of_five.history.kept
-
-    def count(round: int) -> Commit | None:
-        read.append(round)
-        return kept(round)
-
-    monkeypatch.setattr(of_five.history, "kept", count)
-    found = [shelf.find(root) for _ in range(5)]
-    assert read == [0] and all(held is not None and held.leaves() for held in found)
 
 
 def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.blobs.blob import ChunkSet, chunks_in
-from protocol.blobs.offers import AHEAD, FIRST_PATIENCE_S, MOST_AHEAD, MOST_PATIENCE_S, OriginOffer
+from protocol.blobs.offers import AHEAD, FIRST_PATIENCE_S, MOST_PATIENCE_S, OriginOffer
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import PEERS
 
@@ -46,41 +46,6 @@ def test_each_chunk_is_shown_once_before_any_twice() -> None:
     assert len(shown) == 40 and set(shown.values()) == {1}
 
 
-def test_a_fast_peer_is_shown_as_much_as_it_fetches_in_a_while() -> None:
-    origin, now = an_origin(4000, ANN), 0.0
-    for _ in range(20):
-        for chunk in open_to(origin, ANN):
-            origin.fed(ANN, chunk, now)
-            now += 0.001
-        origin.news(now)
-    assert 16 < len(open_to(origin, ANN)) <= MOST_AHEAD
-
-
-def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:
-    origin = an_origin(40, ANN, BOB)
-    first = {peer: open_to(origin, peer) for peer in (ANN, BOB)}
-    assert {peer: len(chunks) for peer, chunks in first.items()} == {ANN: AHEAD, BOB: AHEAD}
-    assert not set(first[ANN]) & set(first[BOB])
-    assert not origin.news(0.1)
-    origin.fed(ANN, first[ANN][0], 0.2)
-    assert {peer: len(chunks) for peer, chunks in members(origin.news(0.2)).items()} == {ANN: 2}, "it came soon: one more"
-    origin.fed(ANN, first[ANN][1], 1.7)
-    assert {peer: len(chunks) for peer, chunks in members(origin.news(1.7)).items()} == {}, "it came late: one fewer"
-    origin.got(BOB, 1 << first[BOB][0])
-    assert {peer: len(chunks) for peer, chunks in members(origin.news(1.8)).items()} == {BOB: 1}, "got elsewhere"
-
-
-def test_second_copies_wait_until_the_last_first_copy_is_through() -> None:
-    origin = an_origin(2 * AHEAD, ANN, BOB)
-    shown = {peer: open_to(origin, peer) for peer in (ANN, BOB)}
-    for chunk in shown[ANN]:
-        origin.fed(ANN, chunk, 1.0)
-    assert not origin.news(1.0), "Bob's are under way, and need the line"
-    for chunk in shown[BOB]:
-        origin.fed(BOB, chunk, 1.0)
-    assert members(origin.news(1.0)) == {ANN: sorted(shown[BOB]), BOB: sorted(shown[ANN])}
-
-
 def test_what_somebody_was_shown_and_does_not_fetch_is_shown_to_another() -> None:
     origin = an_origin(AHEAD + 1, ANN, BOB)
     shown = {peer: open_to(origin, peer) for peer in (ANN, BOB)}
@@ -89,14 +54,6 @@ def test_what_somebody_was_shown_and_does_not_fetch_is_shown_to_another() -> Non
         origin.fed(BOB, chunk, 0.5)
     assert not origin.news(FIRST_PATIENCE_S - 1.0)
     assert set(members(origin.news(FIRST_PATIENCE_S + 0.1))[BOB]) == set(shown[ANN])
-
-
-def test_the_rarest_come_first_when_everything_is_through() -> None:
-    origin = an_origin(8)
-    origin.join(ANN, 0b11111111, 0.0)
-    origin.join(BOB, 0b11111000, 0.0)
-    origin.join(CYN, 0, 0.0)
-    assert {*open_to(origin, BOB), *open_to(origin, CYN)} >= {0, 1, 2}
 
 
 def test_silent_guests_and_one_that_says_it_has_nearly_all_keep_nothing_from_others() -> None:
@@ -147,17 +104,6 @@ def test_who_leaves_with_the_only_copy_leaves_it_to_be_shown_again() -> None:
     origin.leave(ANN)
     origin.leave(BOB)
     assert origin.only_here == 0b11 and origin.join(CYN, 0b01, 0.3) == 0b10
-
-
-def test_who_says_that_it_has_all_gets_nothing_and_keeps_nobody_from_it() -> None:
-    origin, got = an_origin(4, BOB), 0
-    assert not origin.join(ANN, 0b1111, 0.0)
-    for step in range(4):
-        for chunk in open_to(origin, BOB):
-            origin.fed(BOB, chunk, 0.1 * step)
-            got |= 1 << chunk
-        origin.news(0.1 * step)
-    assert got == 0b1111 and not open_to(origin, ANN)
 
 
 @given(st.integers(0, 2**32))

@@ -6,19 +6,18 @@ import gc
 import weakref
 from array import array
 from functools import partial
-from math import inf
 
 import pytest
 import trio
 
-from protocol.blobs.blob import MAX_WANTED, ChunksReply, ChunksRequest
-from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, SAMPLE_BYTES, SAMPLE_S, Purpose, _first_chunks
+from protocol.blobs.blob import ChunksReply, ChunksRequest
+from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, SAMPLE_S, Purpose, _first_chunks
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.liars import AlwaysBusy, Beginner, Claimer, Corrupter, LastWithholder, Repeater, Staller, Swallower
-from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table, set_up
+from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, on_swarm_table, set_up
 from tests.simulation.broadcast import measure
 
 
@@ -28,15 +27,6 @@ async def an_origin_and(table: SwarmTable, receivers: int) -> tuple[Peer, list[P
     others = table.add(count=receivers)
     await trio.sleep(0.1)
     return origin, others
-
-
-async def holders_and_a_joiner(table: SwarmTable, holders: int) -> tuple[list[Peer], Peer]:
-    """Peers that have the blob, and one that has nothing."""
-    sources, (joiner,) = table.add(count=holders), table.add()
-    await trio.sleep(0.1)
-    for source in sources:
-        source.hold()
-    return sources, joiner
 
 
 def begin(origin: Peer, receivers: list[Peer]) -> None:
@@ -50,22 +40,13 @@ def begin(origin: Peer, receivers: list[Peer]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("receivers", "chunks", "most"), [(2, 64, 1.1), (8, 64, 1.3), (8, 256, 1.1), (24, 64, 1.6)])
+@pytest.mark.parametrize(("receivers", "chunks", "most"), [(8, 64, 1.3), (24, 64, 1.6)])
 def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: int, chunks: int, most: float) -> None:
     row = measure(receivers, chunks, degree=8)
     print(row)
     assert row.ratio < most
     assert row.copies < 1.3, "the origin sends each chunk once, and then helps those that are behind"
     assert row.twice < 0.02
-
-
-@pytest.mark.slow
-async def test_a_joiner_fetches_from_all_that_have_it_and_none_sends_it_all(table: SwarmTable) -> None:
-    sources, joiner = await holders_and_a_joiner(table, 4)
-    joiner.fetch(sources)
-    assert await table.until_all([joiner], 2 * table.least_s) < 1.1 * table.least_s
-    assert all(source.swarm.up_bytes < 0.6 * len(table.data) for source in sources)
-    assert table.twice([joiner]) <= 2
 
 
 async def test_peers_with_half_each_complete_each_other_without_an_origin(table: SwarmTable) -> None:
@@ -95,14 +76,6 @@ async def test_a_withheld_blob_goes_to_nobody_neither_while_it_is_fetched_nor_la
     await table.until_all([holder], 2 * table.least_s)
     await table.until(lambda: asker.outcome is False, 2 * HOPE_S)
     assert not asker.here() and not holder.swarm.up_bytes and not holder.swarm.gives(table.blob.name)
-
-
-async def test_what_nobody_has_is_given_up_soon(table: SwarmTable) -> None:
-    _, (first, second) = await an_origin_and(table, 2)
-    start = trio.current_time()
-    first.fetch([*table.peers])
-    await table.until(lambda: first.outcome is False, 2 * HOPE_S)
-    assert trio.current_time() - start < HOPE_S + 2
 
 
 async def test_two_that_wait_for_each_other_give_up_after_a_while(table: SwarmTable) -> None:
@@ -154,32 +127,6 @@ async def test_who_crashes_at_half_goes_on_from_what_it_has(table: SwarmTable) -
     assert sum(victim.came.values()) <= len(table.blob) - here.bit_count() + 1
 
 
-@pytest.mark.slow
-async def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves(table: SwarmTable) -> None:
-    sources, joiner = await holders_and_a_joiner(table, 2)
-    sources[0].swarm.serves = False
-    joiner.fetch(sources)
-    await trio.sleep(table.least_s / 4)
-    sources[1].swarm.serves = False
-    await trio.sleep(2.0)  # what was promised
-    here = joiner.here()
-    assert sources[0].swarm.up_bytes == 0 and 0 < here.bit_count() < 32
-    await table.until(lambda: joiner.outcome is False, 2 * PATIENCE_S)
-    assert joiner.here() == here
-    sources[0].swarm.serves = True
-    joiner.fetch(sources, here)
-    await table.until_all([joiner], 2 * table.least_s)
-    assert sources[0].swarm.up_bytes == sum(table.blob.sizes[chunk] for chunk in members_of(table.blob.all & ~here))
-
-
-async def test_a_source_that_removed_the_blob_is_not_waited_for(table: SwarmTable) -> None:
-    (source,), joiner = await holders_and_a_joiner(table, 1)
-    joiner.fetch([source])
-    await trio.sleep(table.least_s / 4)
-    source.shelf.clear()
-    await table.until(lambda: joiner.outcome is False, 4 * HOPE_S)
-
-
 # -- liars ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,44 +164,27 @@ async def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(table: S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("crowd", "most_s"), [(60, 16.0), (200, 16.0)])
 @set_up(chunks=32)
 async def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_has_it(
-    table: SwarmTable, crowd: int, most_s: float
+    table: SwarmTable,
 ) -> None:
-    withholders, (honest,), (joiner,) = table.add(LastWithholder, crowd), table.add(), table.add()
+    withholders, (honest,), (joiner,) = table.add(LastWithholder, 60), table.add(), table.add()
     table.strangers.update(peer.id for peer in withholders)
     await trio.sleep(0.1)
     for peer in [*withholders, honest]:
         peer.hold()
     joiner.fetch([*withholders, honest])
     taken_s = await table.until_all([joiner], 100)
-    print(f"{crowd} withholders: {taken_s:.1f} s instead of {table.least_s:.1f} s")
-    assert taken_s < table.least_s + most_s
+    assert taken_s < table.least_s + 16.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Beginner])
+@pytest.mark.parametrize("kind", [Staller, Beginner])
 async def test_who_claims_what_nobody_has_keeps_no_download_for_ever(table: SwarmTable, kind: type[Claimer]) -> None:
     (liar,), (joiner,) = table.add(kind), table.add()
     await trio.sleep(0.1)
     joiner.fetch([liar])
     await table.until(lambda: joiner.outcome is False, PATIENCE_S + 5)
-
-
-async def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody(table: SwarmTable) -> None:
-    """As when a person ends the program while a blob is on its way, and what came last was not told yet."""
-    origin, (one, other) = await an_origin_and(table, 2)
-    begin(origin, [one, other])
-    await table.until(lambda: bool(one.here()) and bool(other.here()), table.least_s)
-    (fetch,) = one.swarm._fetches[table.blob.name]
-    one.crash()
-    await trio.sleep(1.0)
-    assert not one.swarm._tasks.is_open and one.outcome is None
-    fetch.offer.join(other.id, 0, trio.current_time())
-    fetch.offer.add(0)
-    one.swarm._spread(table.blob.name, fetch.offer, inf)
-    assert not one.swarm._untold
 
 
 @pytest.mark.parametrize("within_s", [0.1, 60.0])
@@ -353,15 +283,6 @@ async def test_a_sample_finds_the_rate_of_the_line_and_keeps_nothing(table: Swar
     assert not source.swarm._askers and not source.swarm._fetches, "nobody remembers who measured"
 
 
-async def test_a_sample_ends_in_time_on_a_slow_line(table: SwarmTable) -> None:
-    source, asker = await two(table)
-    begun = trio.current_time()
-    sampled = await asker.swarm.sample(table.blob, source.id)
-    assert trio.current_time() - begun <= SAMPLE_S
-    assert 0 < sampled.down_bytes <= SAMPLE_S * table.rate
-    assert sampled.bytes_per_s == pytest.approx(table.rate, rel=0.3)
-
-
 async def test_a_peer_without_the_blob_is_a_reason(table: SwarmTable) -> None:
     source, asker = table.add(count=2)
     await trio.sleep(0.1)
@@ -377,19 +298,3 @@ async def test_what_a_liar_sends_is_no_rate(table: SwarmTable, kind: type[Peer])
     sampled = await asker.swarm.sample(table.blob, source.id)
     assert sampled.bytes_per_s == 0 and sampled.problem
     assert trio.current_time() - begun <= SAMPLE_S
-
-
-@set_up(chunk_s=0.01)
-async def test_pushes_that_no_sample_asked_for_are_refused(table: SwarmTable) -> None:
-    source, asker = await two(table)
-    await asker.swarm.sample(table.blob, source.id)
-    source.swarm._uploads.want(asker.id, table.blob.name, 0)
-    came = asker.came[0]
-    await trio.sleep(5)
-    assert asker.came[0] == came
-
-
-def test_a_sample_has_a_few_megabytes_at_most() -> None:
-    assert _first_chunks([16 << 20] * 3) == [0]
-    assert sum([1 << 20] * len(_first_chunks([1 << 20] * 100))) == SAMPLE_BYTES
-    assert len(_first_chunks([CHUNK_BYTES] * 1000)) == MAX_WANTED

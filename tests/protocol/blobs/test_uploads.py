@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from protocol.blobs.blob import read_chunk_header
-from protocol.blobs.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, PUSHES_TO_ONE, Uploads
+from protocol.blobs.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, Uploads
 from protocol.transport.interface import Unreachable
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.peers import NAME, PEERS
@@ -102,15 +102,6 @@ async def test_beyond_a_short_queue_it_is_busy_and_who_was_turned_away_comes_fir
     assert not uploads.want(cyn, NAME, 0)
 
 
-@set_up(push_s=0.01)
-async def test_a_quick_line_has_a_longer_queue(line: Line) -> None:
-    uploads = line.uploads
-    for chunk in range(LEAST_QUEUE):
-        uploads.want(PEERS[0], NAME, chunk)
-    await trio.sleep(1)
-    assert sum(uploads.want(PEERS[0], NAME, chunk) for chunk in range(200)) == MOST_QUEUE
-
-
 async def test_members_go_before_strangers_and_a_crowd_takes_no_place_of_theirs(line: Line) -> None:
     uploads = line.uploads
     for _ in range(3):
@@ -141,23 +132,6 @@ async def test_who_takes_nothing_holds_up_only_its_own(line: Line) -> None:
     assert line.most <= MOST_WITH_STALLED
 
 
-async def test_a_chunk_that_is_gone_meanwhile_costs_nothing(line: Line) -> None:
-    uploads = line.uploads
-    uploads.want(PEERS[0], NAME, 99)
-    uploads.want(PEERS[0], NAME, 1)
-    await trio.sleep(2)
-    assert line.pushed == [(PEERS[0], 1)]
-
-
-async def test_nothing_more_goes_to_one_that_is_gone(line: Line) -> None:
-    uploads = line.uploads
-    for chunk in range(4):
-        uploads.want(PEERS[0], NAME, chunk)
-    uploads.forget(PEERS[0])
-    await trio.sleep(5)
-    assert not line.pushed and not uploads._queues and not uploads._under_way
-
-
 async def _serve(uploads: Uploads, line: Line, peers: list[PeerId], seconds: float) -> float:
     """Pushes a second while these peers want as much as they get."""
     until, chunk = trio.current_time() + seconds, 0
@@ -179,14 +153,6 @@ async def test_a_long_way_to_one_peer_is_filled(line: Line) -> None:
 
 @pytest.mark.slow
 @set_up(push_s=0.02, line_s=0.02)
-async def test_on_a_short_way_a_push_waits_for_few_others(line: Line) -> None:
-    uploads = line.uploads
-    assert await _serve(uploads, line, PEERS[:8], 20) > 49
-    assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
-
-
-@pytest.mark.slow
-@set_up(push_s=0.02, line_s=0.02)
 async def test_members_far_away_that_withhold_their_answers_take_few_places(line: Line) -> None:
     """Twelve take what they get and never say so: two peers near by are served all the same."""
     uploads = line.uploads
@@ -198,20 +164,6 @@ async def test_members_far_away_that_withhold_their_answers_take_few_places(line
         await trio.sleep(0.1)
     before = len(line.pushed)
     assert await _serve(uploads, line, near, 20) - before / 20 > 40
-
-
-@pytest.mark.slow
-@set_up(push_s=0.02, line_s=0.02, size=1 << 20)
-async def test_who_answers_late_fills_nobody_elses_queue(line: Line) -> None:
-    uploads = line.uploads
-    late, near = PeerId("late"), PEERS[:2]
-    line.stuck, line.members, line.stuck_s = {late}, {late}, 4.9
-    for chunk in range(64):
-        uploads.want(late, NAME, chunk)
-    await trio.sleep(2)
-    before = len(line.pushed)
-    await _serve(uploads, line, [late, *near], 20)
-    assert sum(peer in near for peer, _ in line.pushed[before:]) / 20 > 30
 
 
 async def test_chunks_that_somebody_waits_for_go_before_spare_ones_of_all_peers(line: Line) -> None:

@@ -158,17 +158,6 @@ def test_a_commit_is_a_record_with_its_chunks_and_a_certificate() -> None:
             verify_commit(SETTINGS, bad, BASE)
 
 
-@pytest.mark.parametrize("electors", range(1, 5))
-def test_who_votes(electors: int) -> None:
-    """The electors that are not absent; the record's members when none is left, by majority: no liar is tolerated there."""
-    base = replace(BASE, electors=tuple(PEERS[:electors]))
-    for count in range(electors + 1):
-        absent = PEERS[:count]
-        voters = voters_of(base, RECORD.members, absent)
-        assert voters == (tuple(PEERS[count:electors]) or tuple(PEERS[:3]))
-        assert quorum_of(base, voters, absent) == (quorum_size(electors - count) if count < electors else 2)
-
-
 def test_the_first_members_vote_on_the_first_record_of_a_run_that_anybody_may_begin() -> None:
     base = Base(0, 0, genesis_tip(RUN), ())
     first = members(*PEERS[:4], round=0, base=base.tip)
@@ -264,10 +253,6 @@ def extended(finality: Finality, electors: tuple[PeerId, ...], certificate: Cert
 ALONE = signed_by(A, absent=(B,))
 
 
-def test_full_records_are_final_at_once() -> None:
-    assert after(signed_by(A, B), signed_by(A, B)) == Finality(2) and after(signed_by(A, B), signed_by(A, B)).final == 2
-
-
 def test_rounds_made_alone_are_final_once_the_other_has_voted_above_them() -> None:
     asleep = after(signed_by(A, B), *[ALONE] * 90)
     assert (asleep.final, asleep.missing, len(asleep.unconfirmed)) == (1, frozenset((A, B)), 1)
@@ -293,16 +278,6 @@ def test_full_records_without_a_quorum_of_the_earlier_electors_confirm_nothing()
     for peer, final in ((B, 0), (C, finality.rounds + 2)):
         finality = extended(finality, (*newcomers, peer), signed_by(A, peer))
         assert finality.final == final, "four of five are a quorum, in whichever records they voted"
-
-
-def test_of_two_parts_at_most_one_binds_itself() -> None:
-    """Half of the electors take the other half's seats away, and make full records."""
-    for electors in (FIVE[:2], FIVE[:4], (*FIVE, *NEWCOMERS[:1])):
-        half = electors[: len(electors) // 2]
-        finality = after(signed_by(*half, absent=electors[len(half) :]), electors=electors)
-        for _ in range(3):
-            finality = extended(finality, half, signed_by(*half))
-        assert finality.confirmable(half) == () and finality.final == 0
 
 
 def test_only_electors_of_unconfirmed_records_are_remembered() -> None:
@@ -341,11 +316,7 @@ def test_recent_work_is_of_the_newest_records() -> None:
     assert work.tokens == {A: 160, B: 80} and work.is_most([A]) and not work.is_most([B])
     assert work.is_most([B], without=[A]) and not work.is_most([A], without=[A])
     assert not RecentWork().is_most([A, B]), "at genesis nobody has done anything"
-
-
-@pytest.mark.parametrize(("part", "is_most"), [((A, B), False), ((A, B, C), True), ((A, B, D), True), ((D,), False)])
-def test_half_of_the_work_is_not_most_of_it(part: tuple[PeerId, ...], is_most: bool) -> None:
-    assert RecentWork((((A, 1), (B, 1), (C, 1), (D, 1)),)).is_most(part) is is_most
+    assert not RecentWork((((A, 1), (B, 1)),)).is_most([A]), "half is not most"
 
 
 def test_strangers_have_at_most_half_of_the_electors_work() -> None:

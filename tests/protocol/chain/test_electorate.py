@@ -155,52 +155,6 @@ def test_electors_follow_from_the_members_of_records(settings: RoundSettings, st
         assert electorate.quorum == quorum_size(len(electors))
 
 
-def test_the_electors_of_a_large_record_are_those_who_came_first() -> None:
-    early, late = named("z", 60), named("a", 40)
-    electorate = follow(follow(Electorate.start(OPEN), early), [*early, *late])
-    assert electorate.is_founding and electorate.electors == (*late[: MAX_ELECTORS - 60], *early)
-
-
-def settled(peers: Sequence[PeerId] = FOUR, settings: RoundSettings = CLOSED) -> Electorate:
-    """These peers are the electors."""
-    electorate = follow(Electorate.start(settings), peers, 3)
-    assert not electorate.is_founding and electorate.electors == tuple(peers)
-    return electorate
-
-
-def test_seats_end_at_64_and_go_by_age() -> None:
-    many, late, later = named("p", MAX_ELECTORS), named("c", 2), named("a", 2)
-    electorate = follow(settled(many), [*many, *late])
-    electorate = follow(electorate, [*many, *late, *later], 9)
-    assert electorate.electors == many
-    electorate = follow(electorate, [*many[2:], *late, *later], 3)
-    assert electorate.electors == (*late, *many[2:]), "those who came first, whatever their IDs"
-
-
-def test_the_young_hold_a_quarter_of_an_open_run() -> None:
-    founders, crowd = named("f", 8), named("a", 240)
-    electorate = follow(Electorate.start(founded(OPEN, founders)), [*founders, *crowd], 3)
-    assert electorate.electors == (*crowd[:2], *founders)
-    electorate = follow(electorate, [*founders, *crowd], 99)
-    assert electorate.electors == (*crowd[:2], *founders)
-    assert follow(electorate, [*founders, *crowd]).electors == (*crowd[:5], *founders), "two seniors more, a third of ten"
-
-
-def test_who_returns_keeps_its_age_for_as_long_as_it_had_it() -> None:
-    founders, others = named("f", 4), named("p", 2)
-    everybody = [*founders, *others]
-    electorate = follow(Electorate.start(founded(OPEN, founders)), everybody, 103)
-    assert electorate.electors == (*founders, *others), "the first is senior, the second has its young seat"
-    electorate = follow(electorate, [*founders, others[1]], 102)
-    assert others[0] not in electorate.electors
-    newcomer = PeerId("a000")
-    assert follow(electorate, [*everybody, newcomer], 3).electors == (newcomer, *founders, *others), (
-        "seniors, and a young one"
-    )
-    electorate = follow(follow(electorate, [*founders, others[1]], 50), [*everybody, newcomer], 3)
-    assert electorate.electors == (newcomer, *founders, others[1]), "forgotten: it begins again, with the seat taken"
-
-
 Record = tuple[frozenset[PeerId], frozenset[PeerId]]
 """Members, and those of them that have parts in the masks."""
 
@@ -245,13 +199,7 @@ def test_the_electorate_is_a_function_of_the_chain(history: tuple[RoundSettings,
     assert electorates == fold(settings, chain, rng.shuffle), "whatever the order of the bits"
     cut = len(chain) // 2
     assert electorates[: cut + 1] == fold(settings, chain[:cut], list.sort), "a longer chain does not change the past"
-
-
-@pytest.mark.slow
-@given(histories())
-def test_an_electorate_comes_back_from_json_as_it_was(history: tuple[RoundSettings, list[Record]]) -> None:
-    settings, chain = history
-    for electorate in fold(settings, chain, lambda peers: None):
+    for electorate in electorates:
         assert Electorate.from_fields(settings, json.loads(json.dumps(electorate.to_fields()))) == electorate
 
 
@@ -312,13 +260,9 @@ def earned(peer: PeerId, chain: Sequence[Record], needed: int) -> bool:
     ("founders", "first", "third", "quorum"),
     [
         (1, 203, 203, 203),
-        (2, 103, 103, 303),
         (3, 3, 103, 403),
-        (4, 3, 103, 403),
-        (8, 3, 103, 403),
         (21, 3, 103, 303),
         (22, 3, 103, None),
-        (42, 3, 103, None),
         (43, 3, None, None),
         (64, None, None, None),
     ],
@@ -359,21 +303,11 @@ def after(now: Electorate, records: int, members: Sequence[PeerId]) -> Electorat
     return now
 
 
-@pytest.mark.parametrize(
-    ("founders", "training", "until"), [(1, 1, 203), (1, 0, 303), (2, 2, 103), (2, 1, 203), (3, 3, 3), (6, 6, 3)]
-)
+@pytest.mark.parametrize(("founders", "training", "until"), [(1, 1, 203), (1, 0, 303), (2, 1, 203), (6, 6, 3)])
 def test_the_forecast_is_what_the_rules_do(founders: int, training: int, until: int) -> None:
     now, members = start(founders), sorted({*REAL[:training], *NEWCOMERS})
     assert now.founders_vote_until(REAL[:training]) == until
     assert after(now, until - 1, members).is_founding and not after(now, until, members).is_founding
-
-
-def test_the_forecast_follows_the_chain_as_it_stands() -> None:
-    alone = after(start(1), 50, REAL[:1])
-    assert alone.founders_vote_until(REAL[:1]) == 253, "nobody came in the first 50 rounds"
-    friends = after(alone, 120, REAL[:4])
-    assert friends.founders_vote_until(REAL[:4]) == 253, "they came in round 50, and are still there"
-    assert after(friends, 83, REAL[:4]).founders_vote_until(REAL[:4]) is None, "others vote now"
 
 
 def test_only_founders_of_an_open_run_vote_alone() -> None:

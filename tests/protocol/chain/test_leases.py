@@ -24,8 +24,6 @@ from protocol.chain.leases import (
     LeasePool,
     Leases,
     Ranges,
-    Stretches,
-    by_slot_of_column,
     holder_slots,
     lease_terms,
     rows_among,
@@ -56,15 +54,6 @@ def rows_in(ranges: Ranges) -> list[int]:
     return [row for start, end in ranges for row in range(start, end)]
 
 
-def taken(pool: LeasePool, consumed: Mapping[int, int], limit: int | None = None) -> list[int]:
-    """Return the rows that a record consumes, from the leases of its members."""
-    return [row for slot, count in consumed.items() for row in rows_in(pool.lease(slot, ROWS, limit))[:count]]
-
-
-def test_first_leases_are_the_first_rows_slot_by_slot() -> None:
-    assert [LeasePool().lease(slot, ROWS) for slot in range(3)] == [((0, 12),), ((12, 24),), ((24, 36),)]
-
-
 def test_rows_not_consumed_come_back_before_new_ones() -> None:
     pool = LeasePool().after(first({0: 12, 1: 3, 3: 12}), ROWS)
     assert pool == LeasePool(48, ((15, 36),))
@@ -91,48 +80,7 @@ def test_more_returned_ranges_than_the_bound_lose_the_shortest_ones() -> None:
     assert (over.returned[0], len(over.returned), over.skipped) == ((4, 8), MAX_RETURNED, 3)
 
 
-@pytest.mark.parametrize("returned", [((3, 3),), ((5, 9), (9, 11)), ((5, 9), (2, 4)), ((15, 20),), ((-1, 4),)])
-def test_a_pool_is_sorted_disjoint_and_below_its_cursor(returned: Ranges) -> None:
-    with pytest.raises(AssertionError):
-        LeasePool(20, returned)
-
-
-steps = st.integers(0, ROWS // STEP)
-records = st.dictionaries(st.integers(0, 6), steps.map(lambda count: count * STEP), max_size=4)
-
-
-@given(records=st.lists(records, max_size=12), limit=st.none() | st.integers(0, 60).map(lambda steps: steps * STEP))
-def test_every_row_is_consumed_once_or_still_in_the_pool(records: Sequence[Mapping[int, int]], limit: int | None) -> None:
-    pool, consumed = LeasePool(), list[int]()
-    for record in records:
-        consumed += taken(pool, record, limit)
-        pool = pool.after(first(record), ROWS, limit)
-        assert sorted([*consumed, *rows_in(pool.returned)]) == list(range(pool.cursor))
-        assert limit is None or pool.cursor <= limit
-
-
 bounds = st.lists(st.integers(0, ROWS // STEP * 3), unique=True, max_size=8).map(sorted)
-columns = st.dictionaries(
-    st.integers(0, 3), bounds.map(lambda drawn: tuple(zip(drawn[::2], drawn[1::2], strict=False))), max_size=4
-)
-
-
-@pytest.mark.slow
-@given(records=st.lists(columns, max_size=8), limit=st.none() | st.integers(0, 90).map(lambda steps: steps * STEP))
-def test_stretches_of_columns_are_consumed_once_and_the_rest_stays_in_the_pool(
-    records: Sequence[Mapping[int, Stretches]], limit: int | None
-) -> None:
-    """Four columns of a round, each read in stretches that go over its slots."""
-    pool, consumed = LeasePool(), list[int]()
-    for record in records:
-        read = dict[int, Ranges]()
-        for first_slot, stretches in record.items():
-            for place, rows in by_slot_of_column(stretches, ROWS // STEP, STEP).items():
-                slot = first_slot + 4 * place
-                read[slot] = rows
-                consumed += rows_in(rows_among(pool.lease(slot, ROWS, limit), rows))
-        pool = pool.after(read, ROWS, limit)
-        assert sorted([*consumed, *rows_in(pool.returned)]) == list(range(pool.cursor))
 
 
 @given(st.lists(bounds.map(lambda drawn: tuple(zip(drawn[::2], drawn[1::2], strict=False))), min_size=2, max_size=2))
@@ -168,11 +116,6 @@ def test_the_beacon_changes_every_so_many_rounds() -> None:
         leases = leases.on(round, a_hash(round + 1))
         beacons.append(leases.beacon)
     assert beacons == [a_hash(round - round % BEACON_ROUNDS + 1) for round in range(3 * BEACON_ROUNDS)]
-
-
-def test_other_peers_draw_a_spare_slot_behind_the_holders_anew_on_each_tip() -> None:
-    drawn = [spare_slot(a_hash(seed), HOLDERS[0], 5, 64) for seed in range(50)]
-    assert {slot % 6 for slot in drawn} == {5} and max(drawn) < 6 * 64 and len(set(drawn)) > 20
 
 
 # -- a swarm that only leases ---------------------------------------------------------------------------------------------
@@ -266,13 +209,6 @@ def test_a_plan_takes_the_first_of_those_that_drew_the_same_rows() -> None:
     assert reading_apart(SETTINGS, BASE, [PEERS[0], OTHER, free, ONE]) == [PEERS[0], OTHER, free]
     assert reading_apart(SETTINGS, BASE, [PEERS[0], ONE, OTHER]) == [PEERS[0], ONE]
     assert reading_apart(replace(SETTINGS, min_members=3), BASE, [PEERS[0], ONE, OTHER]) == [PEERS[0], ONE, OTHER]
-
-
-def test_no_member_does_more_steps_than_its_lease_has_rows_for() -> None:
-    steps = MANIFEST.rounds.inner_steps
-    verify_members(SETTINGS, members(*PEERS[:2], steps=steps), BASE, STATE)
-    with pytest.raises(Malformed, match="more steps than its lease"):
-        verify_members(SETTINGS, members(*PEERS[:2], steps=steps + 1), BASE, STATE)
 
 
 def stated(peer: PeerId, bounds: Sequence[int]) -> Member:
@@ -444,11 +380,6 @@ def test_the_run_is_over_with_its_last_row_and_no_extension_continues_it() -> No
             replace(progress, goal=Goal(Unit.ROUNDS, 10**6, 0.2)).check(extension)
 
 
-def test_a_run_whose_rows_are_read_goes_on_with_rollouts() -> None:
-    with limited(4 * TERMS.rows), patch.object(RunManifest, "learns_from_rollouts", lambda self, round: round > 5):
-        assert not a_roster().after(a_commit(members(*PEERS[:4], steps=20))).progress.is_over
-
-
 def test_leases_follow_the_chain_back_to_where_a_branch_begins(tmp_path: Path) -> None:
     """A chain that is given up takes its leases with it: its rows are leased again on the other one."""
     ours, theirs = (a_replica(a_run(*FIVE[:2]), tmp_path / name) for name in ("ours", "theirs"))
@@ -465,13 +396,3 @@ def test_leases_follow_the_chain_back_to_where_a_branch_begins(tmp_path: Path) -
     assert ours.base.leases == theirs.base.leases != at_fork
     ours.history.switch(2, "", 2)
     assert ours.base.leases == at_fork
-
-
-def test_leases_are_read_from_the_chain_after_a_restart(tmp_path: Path) -> None:
-    replica = a_replica(a_run(*FIVE[:2]), tmp_path)
-    grow(replica, 4, FIVE[:2])
-    again = a_replica(a_run(*FIVE[:2]), tmp_path)
-    assert again.base.leases == replica.base.leases and again.base.leases.pool.cursor > 10
-    assert again.base.lease(again.manifest, PeerId(FIVE[0].peer_id)) == replica.base.lease(
-        replica.manifest, PeerId(FIVE[0].peer_id)
-    )

@@ -13,7 +13,6 @@ import torch
 from protocol.chain import outer_state
 from protocol.chain.outer_state import OuterState, bf16
 from protocol.chain.replica import Replica
-from protocol.chain.results import CheckpointName
 from protocol.disk import Disk, ScratchFolder, StoreFull
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
@@ -88,21 +87,6 @@ def test_a_state_in_a_file_has_the_bytes_and_the_digest_of_one_in_memory_round_a
         assert one.state.leaves() == other.state.leaves() and one.state.weights_root() == other.state.weights_root()
     assert one.state.view == other.state.view
     assert np.frombuffer(other.state.theta, np.float32).any()
-
-
-def test_the_checkpoint_of_a_state_in_a_file_loads_in_both_places(tmp_path: Path) -> None:
-    one, other = replicas(tmp_path)
-    grow(other, 3, FIVE)
-    digest, name = other.state.digest(), CheckpointName(3, other.history.tip)
-    checkpoints = other.store.checkpoints
-    checkpoints.write(name, other.state.leaves(), other.state.view)
-    grow(other, 1, FIVE)
-    assert other.state.digest() != digest
-    view = checkpoints.view(name)
-    assert view is not None
-    for replica in (one, other):
-        replica.state.load(view, 3)
-        assert (replica.state.rounds, replica.state.digest()) == (3, digest)
 
 
 def test_the_file_of_a_killed_process_is_gone_when_the_folder_is_opened_and_that_of_a_closed_state_at_once(

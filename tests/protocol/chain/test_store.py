@@ -71,14 +71,6 @@ def bound(store: Store, history: History) -> list[int]:
     return [rounds for rounds in tips if store.votes.load(rounds, history.tip_at(rounds)) is not None]
 
 
-def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
-    store = Store(tmp_path)
-    for round in (0, 1, 3):
-        store.records.write(commits[round])
-    again = Store(tmp_path).records
-    assert (again.length(), again.at(1), again.at(2), again.at(3)) == (2, commits[1], None, commits[3])
-
-
 @pytest.mark.parametrize("damage", [b"", b"torn", bytes(100), None], ids=["empty", "torn", "zeros", "folder"])
 def test_a_damaged_record_counts_as_absent_and_is_set_aside(
     tmp_path: Path, damage: bytes | None, commits: list[Commit]
@@ -142,44 +134,6 @@ def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
     (tmp_path / "records" / ".00000000.new").write_bytes(b"half")
     Store(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_a_checkpoint_needs_its_hashes_and_its_bytes(tmp_path: Path) -> None:
-    checkpoints, state, leaves = Store(tmp_path).checkpoints, STATE, HASHES
-    checkpoints.write(CheckpointName(4, ROOTS[4]), leaves, memoryview(state))
-    found = checkpoints.view(CheckpointName(4, ROOTS[4]))
-    assert checkpoints.leaves(CheckpointName(4, ROOTS[4])) == leaves and found is not None and bytes(found) == state
-    (tmp_path / "checkpoints" / f"00000004-{ROOTS[4].hex()}.leaves").write_bytes(b"torn")
-    again = Store(tmp_path).checkpoints
-    assert again.view(CheckpointName(4, ROOTS[5])) is None, "of another branch"
-    assert again.index(CheckpointName(4, ROOTS[4])) is None and again.index(CheckpointName(3, ROOTS[3])) is None
-
-
-def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
-    begun = results.begin(name, len(STATE))
-    assert begun.missing(HASHES, SPANS) == [0, 1]
-    begun.view[:8] = STATE[:8]
-    results.end(begun)
-    results = Store(tmp_path).results
-    resumed = results.begin(name, len(STATE))
-    assert resumed.missing(HASHES, SPANS) == [1] and results.sizes() == {}
-    resumed.view[8:] = STATE[8:]
-    results.publish(resumed)
-    found = results.view(name)
-    assert found is not None and bytes(found) == STATE and results.sizes() == {name: 10}
-    results.end(results.begin(ResultName(5, 0, ROOTS[5]), 10))
-    results.begin(ResultName(6, 0, ROOTS[6]), 10)
-    assert len(list((tmp_path / "results").glob("part-*"))) == 1, "of those that nobody works on, the last one stays"
-
-
-def test_an_altered_result_is_a_part_again(tmp_path: Path) -> None:
-    store, name = Store(tmp_path), ResultName(4, 0, ROOTS[4])
-    write_result(store, 4, ROOTS[4], STATE)
-    store.results.path(name).write_bytes(STATE[:8] + b"??")
-    assert store.results.read(name, SPANS[0], HASHES[0]) == STATE[:8]
-    assert store.results.read(name, SPANS[1], HASHES[1]) is None and store.results.view(name) is None
-    assert store.results.begin(name, len(STATE)).missing(HASHES, SPANS) == [1]
 
 
 def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path: Path) -> None:
@@ -279,14 +233,6 @@ def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path
     store, history = a_history_of(tmp_path, commits, [4, 6])
     store.prune(history, final=2)
     assert bound(store, history) == [2, 3, 4, 5, 6]
-
-
-def test_pruning_leaves_two_checkpoints_of_branches(tmp_path: Path, commits: list[Commit]) -> None:
-    store, history = a_history_of(tmp_path, commits)
-    for number in range(4):
-        store.checkpoints.write(CheckpointName(3 + number, ROOTS[number]), ROOTS[:1], memoryview(b"state"))
-    store.prune(history, final=6)
-    assert sorted(store.checkpoints.sizes()) == [(5, ROOTS[2]), (6, ROOTS[3])]
 
 
 # -- switching ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protocol.corpora.manifest import Block
-from protocol.corpora.store import LEAVES, BlockCache, BlockStore, CorpusShelf, space_of
+from protocol.corpora.store import LEAVES, BlockCache, BlockStore, CorpusShelf
 from protocol.disk import Disk, StoreFailed, StoreFull, size_of
 from tests.hostile_files import link_out, pipe
 from tests.protocol.corpora.block_table import SmallDisk
@@ -118,15 +118,6 @@ def test_the_block_that_was_not_needed_for_longest_leaves_and_pinned_ones_never(
     assert set(blocks[:6]) <= set(cache.blocks()), "pinned blocks stay beyond the cap"
 
 
-def test_a_cap_that_was_lowered_holds_from_the_start(tmp_path: Path, corpus: Corpus) -> None:
-    blocks = corpus.blocks()
-    keep(a_cache(tmp_path, corpus), corpus, blocks[:6])
-    for number, block in enumerate(blocks[:6]):
-        os.utime(tmp_path / block.shard.hex() / str(block.number), (number, number))
-    assert a_cache(tmp_path, corpus, cap_bytes=2 * SPACE).blocks() == blocks[4:6]
-    assert sum(map(space_of, blocks[4:6])) == 2 * SPACE
-
-
 def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path, corpus: Corpus) -> None:
     block, cache = corpus.blocks()[0], a_cache(tmp_path, corpus, disk=FullDisk(durable=False))
     with pytest.raises(StoreFull, match="is full"):
@@ -206,13 +197,6 @@ def test_pipes_and_links_out_in_a_built_corpus_are_not_read_and_the_cache_has_it
     assert store.read(block) is None and shelf.here(block.shard) & 1 << block.number == 0
     keep(cache, corpus, [block])
     assert store.read(block) == corpus.bytes_of(block)
-
-
-def test_a_corpus_that_a_link_names_is_read(tmp_path: Path, corpus: Corpus) -> None:
-    corpus.write(tmp_path / "built")
-    (tmp_path / "named").symlink_to("built")
-    shelf = CorpusShelf(tmp_path / "named", corpus.shards)
-    assert all(shelf.read(block) == corpus.bytes_of(block) for block in corpus.all_blocks())
 
 
 @pytest.mark.parametrize("replace_by", [pipe, link_out])

@@ -90,13 +90,6 @@ def test_each_block_has_three_keepers_and_a_peer_that_leaves_changes_only_its_ow
         assert one == other if PEERS[0] not in one else one - {PEERS[0]} < other
 
 
-def test_numbers_name_all_blocks_in_their_order() -> None:
-    numbers = BlockNumbers(CORPUS.shards)
-    blocks = [numbers.block(number) for number in range(numbers.total)]
-    assert sorted(blocks) == sorted(WHOLE) and [numbers.number(block) for block in blocks] == [*range(len(WHOLE))]
-    assert numbers.bytes_of(numbers.all) == sum(block.size for block in WHOLE) == numbers.size_bytes
-
-
 @pytest.mark.slow
 @block_table(tokens=(6_000_000,), block_tokens=32_768, shard_blocks=32)
 async def test_small_data_come_to_every_peer_and_leave_the_founder_about_once(table: BlockTable) -> None:
@@ -134,20 +127,6 @@ async def test_data_beyond_the_caches_get_three_copies_and_get_them_back_after_d
 
 @pytest.mark.slow
 @block_table(CORPUS)
-async def test_peers_stand_in_for_keepers_without_room(table: BlockTable) -> None:
-    crowd = Crowd(table)
-    founder = crowd.add(built=True)
-    full = [crowd.add(cap_bytes=2 * space_of(WHOLE[0])) for _ in range(3)]
-    for _ in range(4):
-        crowd.add(cap_bytes=7 * SPACE // 8)
-    await crowd.until(lambda copies: sum(copies[number] for number in range(COPIES)) == 0)
-    crowd.crash(founder)
-    await crowd.until(lambda copies: min(copies) >= 2)
-    assert all(len(each.cache.blocks()) <= 2 for each in full)
-
-
-@pytest.mark.slow
-@block_table(CORPUS)
 async def test_a_liar_that_shows_all_blocks_changes_nothing_for_keepers(table: BlockTable) -> None:
     crowd = Crowd(table)
     founder, liars = crowd.add(built=True), [crowd.add(share=0.0) for _ in range(3)]
@@ -160,43 +139,3 @@ async def test_a_liar_that_shows_all_blocks_changes_nothing_for_keepers(table: B
     lost = crowd.copies()[0]
     print(f"{lost} of {len(WHOLE)} blocks had none but liars as keepers")
     assert lost <= len(WHOLE) // 10
-
-
-@pytest.mark.slow
-@block_table(tokens=(4_000_000,), block_tokens=32_768, shard_blocks=64)
-async def test_blocks_that_others_need_go_before_copies(table: BlockTable) -> None:
-    """Six peers copy what only the founder has, over its line; one more needs some blocks of it."""
-    corpus = table.corpus
-    alone = table.add(built=True)
-    reader = table.add()
-    undisturbed_s = await reader.read(corpus.blocks()[:32])
-    alone.crash()
-    reader.crash()
-    crowd = Crowd(table)
-    crowd.add(built=True)
-    for _ in range(6):
-        crowd.add()
-    await trio.sleep(3)
-    needy = crowd.add(share=0.0)
-    took_s = await needy.read(corpus.blocks()[:32])
-    assert min(crowd.copies()) < 7, "the others still copy"
-    print(f"{took_s:.1f} s beside copies, {undisturbed_s:.1f} s without")
-    assert took_s < 1.5 * undisturbed_s + 1.0
-
-
-@pytest.mark.slow
-@block_table(CORPUS)
-async def test_read_blocks_leave_the_cache_before_kept_ones(table: BlockTable) -> None:
-    crowd = Crowd(table)
-    crowd.add(built=True)
-    reader = crowd.add(cap_bytes=SPACE // 2)
-    for _ in range(10):
-        crowd.add(share=0.0)
-    await trio.sleep(200)
-    kept = {*reader.cache.blocks()}
-    assert 0 < len(kept) < len(WHOLE) // 2
-    for block in WHOLE:
-        await reader.read([block])
-    reader.fetcher.need([])
-    await trio.sleep(5)
-    assert kept <= {*reader.cache.blocks()}

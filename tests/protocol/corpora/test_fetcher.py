@@ -39,17 +39,6 @@ def add_mirror(table: BlockTable, manner: Manner = web.honest) -> Site:
     return table.web.add(f"mirror{number}.test", f"93.184.216.{number}", Site(files_of(table.corpus), manner))
 
 
-@pytest.mark.slow
-@block_table(CORPUS)
-async def test_only_the_needed_blocks_are_fetched(table: BlockTable) -> None:
-    table.add(built=True)
-    reader, blocks = table.add(), [*CORPUS.blocks()[3:12], *CORPUS.blocks(1)[:2]]
-    await reader.read(blocks)
-    assert set(reader.cache.blocks()) == set(blocks) and reader.arrived == size_of(blocks)
-    assert dict(reader.fetcher.tally) == {BlockOrigin.PEER: size_of(blocks), BlockOrigin.DISK: 0}
-    assert await reader.fetcher.waiting_for() == ""
-
-
 @block_table(CORPUS)
 async def test_peers_that_read_a_block_serve_it_when_nobody_else_can(table: BlockTable) -> None:
     seed, first, second = table.add(built=True), table.add(), table.add()
@@ -62,17 +51,6 @@ async def test_peers_that_read_a_block_serve_it_when_nobody_else_can(table: Bloc
     await third.read(blocks[2:9])
     assert third.arrived == size_of(blocks[2:9])
     assert first.swarm.up_bytes > 0 < second.swarm.up_bytes, "each of them alone has some of these"
-
-
-@block_table(CORPUS)
-async def test_what_was_read_before_comes_from_the_disk(table: BlockTable) -> None:
-    table.add(built=True)
-    reader, blocks = table.add(), CORPUS.blocks()
-    await reader.read(blocks[:4])
-    await reader.read(blocks[6:8])
-    await reader.read(blocks[2:6])
-    assert reader.arrived == size_of(blocks[:8])
-    assert reader.fetcher.tally[BlockOrigin.DISK] == 2 * SIZE
 
 
 @block_table(CORPUS)
@@ -123,18 +101,6 @@ async def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap(table: Bl
     await reader.fetcher.until_here(blocks[:8])
     (warning,) = reader.warnings()
     assert "more than" in warning
-
-
-@block_table(CORPUS)
-async def test_blocks_that_are_no_longer_needed_are_not_waited_for(table: BlockTable) -> None:
-    reader, blocks = table.add(), CORPUS.blocks()
-    table.add()
-    reader.fetcher.need(blocks[:4])
-    await trio.sleep(1)
-    seed = table.add(built=True)
-    await reader.read(blocks[8:10])
-    await trio.sleep(60)
-    assert set(reader.cache.blocks()) == set(blocks[8:10]) and seed.swarm.up_bytes == 2 * SIZE
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
@@ -196,13 +162,8 @@ async def test_without_peers_everything_comes_from_a_mirror(table: BlockTable) -
     [
         web.liar,
         web.stalling,
-        web.silent,
-        web.vanishing,
-        web.whole,
-        web.missing,
         web.endless,
         web.redirecting("http://x.test/"),
-        web.redirecting("http://["),
     ],
 )
 @pytest.mark.parametrize("beside_peers", [True, False])
@@ -232,33 +193,6 @@ async def test_a_mirror_takes_over_what_peers_owe(table: BlockTable) -> None:
     assert not reader.swarm.transfers(), "nothing is asked of peers any more"
 
 
-@pytest.mark.slow
-@block_table(tokens=(2_000_000,), block_tokens=16_384, shard_blocks=64)
-async def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes(table: BlockTable) -> None:
-    corpus = table.corpus
-    site = add_mirror(table, web.creeping)
-    reader = table.add()
-    reader.fetcher.need(corpus.blocks())
-    await trio.sleep(5)
-    assert reader.fetcher.tally[BlockOrigin.MIRROR] < 300_000
-    table.add(built=True)
-    await reader.fetcher.until_here(corpus.blocks())
-    await trio.sleep(1)
-    assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
-
-
-@block_table(tokens=(2_000_000,), block_tokens=32_768, shard_blocks=64)
-async def test_a_mirror_gives_what_peers_were_not_asked_for(table: BlockTable) -> None:
-    corpus = table.corpus
-    site = add_mirror(table)
-    table.add(built=True)
-    reader = table.add()
-    await reader.read(corpus.blocks())
-    tally, whole = reader.fetcher.tally, size_of(corpus.blocks())
-    assert tally[BlockOrigin.MIRROR] + tally[BlockOrigin.PEER] == whole and min(tally.values()) >= 0
-    assert tally[BlockOrigin.MIRROR] and len(site.requests) <= 20 and site.sent < 1.2 * whole
-
-
 class Withholder(Reader):
     """Shows every block to everybody, and sends none.  asked: blocks that others wanted of it."""
 
@@ -284,14 +218,6 @@ class SilentWithholder(Withholder):
     async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         await trio.sleep_forever()
         raise AssertionError
-
-
-class BusyWithholder(Withholder):
-    """Says late that it is busy."""
-
-    async def withhold(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        await trio.sleep(1.9)
-        return ChunksReply(chunks=[], busy=decode_body(ChunksRequest, data).chunks).encode()
 
 
 class GivingWithholder(Withholder):
@@ -345,21 +271,6 @@ def second_reader(table: BlockTable, number: int, *args: Any, **options: Any) ->
     return Reader(table, number + 1, *args, **options)
 
 
-@block_table(CORPUS)
-async def test_blocks_needed_next_leave_a_full_disk_for_those_needed_now(table: BlockTable) -> None:
-    table.add(built=True)
-    disk, blocks = SmallDisk(table.folder / "1", 5 * SIZE), CORPUS.blocks()
-    (table.folder / "1").mkdir()
-    reader = table.add(disk=disk)
-    await reader.read(blocks[:1])
-    reader.fetcher.need(blocks[:1], blocks[1:4])
-    await trio.sleep(20)
-    assert {*reader.cache.blocks()} == {*blocks[:4]}
-    reader.fetcher.need([*blocks[:1], *blocks[4:6]], blocks[1:4])
-    await reader.fetcher.until_here([*blocks[:1], *blocks[4:6]])
-    assert {*blocks[:1], *blocks[4:6]} <= {*reader.cache.blocks()}
-
-
 @pytest.mark.slow
 @block_table(CORPUS)
 async def test_a_seed_drives_no_block_out_of_a_full_disk_for_another(table: BlockTable) -> None:
@@ -392,24 +303,10 @@ async def test_a_seed_fetches_its_share_ahead_and_then_serves_it(
     assert reader.fetcher.tally[BlockOrigin.SEED] == size_of(kept[:5])
 
 
-@pytest.mark.slow
-@block_table(CORPUS)
-async def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more(table: BlockTable) -> None:
-    table.add(built=True)
-    cap = 10 * space_of(CORPUS.blocks()[0])
-    seed = table.add(policy=FetchPolicy(KeepRule(1.0)), cap_bytes=cap)
-    await trio.sleep(300)
-    assert 0.8 * cap <= seed.cache.used_bytes <= cap
-    assert seed.arrived == size_of(seed.cache.blocks()), "nothing was fetched and dropped"
-
-
-# -- what it costs ----------------------------------------------------------------------------------------------------
-
-
 # -- strangers that withhold ------------------------------------------------------------------------------------------
 
 
-WITHHOLDERS = (Withholder, SilentWithholder, BusyWithholder, GivingWithholder)
+WITHHOLDERS = (SilentWithholder, GivingWithholder)
 
 
 @pytest.mark.slow

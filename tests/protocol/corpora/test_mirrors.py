@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,7 +21,6 @@ from cryptography.x509.oid import NameOID
 
 from protocol.blobs.blob import Blob
 from protocol.blobs.mirrors import (
-    ABSENT_S,
     CONNECT_S,
     MOST_REST_S,
     TOLD_FAILURES,
@@ -432,19 +430,7 @@ async def test_a_file_that_is_published_under_its_own_name_is_read_by_ranges_and
     assert not await mirrors.read_chunks("http://mirror.test/someone", blob, range(3), keep) and not mirrors.ready(blob.name)
 
 
-@on_the_web
-async def test_the_load_is_spread_over_the_mirrors(web: Web) -> None:
-    reader = Reader(web, a_corpus((400_000,)))
-    for shard in reader.corpus.shards.values():
-        reader.got.clear()
-        assert await reader.blocks(range(1), shard)
-    counts = Counter(reader.asked)
-    assert len(counts) == 3 and min(counts.values()) > 8, counts
-
-
-@pytest.mark.parametrize(
-    "manner", [web.stalling, web.vanishing, web.silent, web.missing, web.short, web.trickling, web.other_range]
-)
+@pytest.mark.parametrize("manner", [web.stalling, web.vanishing, web.missing])
 @on_the_web
 async def test_another_mirror_goes_on_where_one_failed(web: Web, manner: Manner) -> None:
     reader = Reader(web)
@@ -511,22 +497,6 @@ async def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_
     assert not await reader.blocks()
     await trio.sleep(3)
     assert reader.mirrors.ready(FIRST.root), "a success ends the backoff"
-
-
-@on_the_web
-async def test_a_mirror_of_another_corpus_is_asked_for_what_it_has(web: Web) -> None:
-    other = a_corpus(seed=2)
-    (shard, *_) = other.shards.values()
-    reader = Reader(web, count=1)
-    (site,) = reader.sites
-    assert await reader.leaves(shard) is None
-    assert not reader.mirrors.ready(shard.root)
-    assert reader.mirrors.ready(FIRST.root) and await reader.blocks()
-    requests = len(site.requests)
-    assert await reader.leaves(shard) is None and len(site.requests) == requests
-    await trio.sleep(ABSENT_S)
-    site.files = files_of(other, "/corpus")
-    assert await reader.leaves(shard) == other.leaves[shard.root] and not reader.warnings()
 
 
 @on_the_web

@@ -90,14 +90,6 @@ async def trickling(exchange: Exchange) -> None:
         await trio.sleep(5.0)
 
 
-async def creeping(exchange: Exchange) -> None:
-    """Is just fast enough not to fail."""
-    await exchange.head()
-    for at in range(0, len(exchange.wanted), 2048):
-        await exchange.stream.send_all(exchange.wanted[at : at + 2048])
-        await trio.sleep(0.12)
-
-
 async def vanishing(exchange: Exchange) -> None:
     """Breaks off after three quarters."""
     await exchange.head()

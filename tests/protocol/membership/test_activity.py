@@ -43,18 +43,6 @@ def test_while_paused_only_the_end_is_shown() -> None:
     assert resumed(activity) is Phase.STOPPING
 
 
-def test_after_a_pause_it_is_what_it_would_have_been_without_it() -> None:
-    activity = Activity(lambda event: None)
-    show(activity, Phase.COMPUTING)
-    paused(activity)
-    assert resumed(activity) is Phase.COMPUTING
-    paused(activity)
-    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up")
-    paused(activity)
-    assert resumed(activity) is Phase.SYNCING
-    assert (activity.why, activity.detail) == (WhyIdle.FETCHING_STATE, "catching up")
-
-
 def test_a_peer_that_was_paused_before_it_began_begins_paused() -> None:
     permit, events, turns = WorkPermit(), list[Event](), list[bool]()
     permit.suspend(WhyIdle.PAUSED, "paused by you")
@@ -66,14 +54,6 @@ def test_a_peer_that_was_paused_before_it_began_begins_paused() -> None:
     shown = [("paused", "paused by you"), ("too hot", "90 degrees"), ("starting", "")]
     told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
     assert told == shown and turns == [False, True]
-
-
-def test_only_changes_are_emitted() -> None:
-    events: list[Event] = []
-    activity = Activity(events.append)
-    for text in ("waiting for 2", "waiting for 2", "waiting for 1"):
-        activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, text)
-    assert events == [PhaseChanged("ready", "waiting for members", text) for text in ("waiting for 2", "waiting for 1")]
 
 
 @pytest.mark.usefixtures("virtual_time")

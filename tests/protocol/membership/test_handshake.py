@@ -19,7 +19,6 @@ from protocol.run.admission import AdmittedBy, bearer_token, bound_token, make_h
 from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Refused
-from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
@@ -153,11 +152,6 @@ def test_who_came_in_by_a_heartbeat_as_a_seed_is_in_no_record(tmp_path: Path) ->
     assert handshake.may_speak(GUEST) and not handshake.may_contribute(GUEST)
     handshake.meet(GUEST, ready(proof()))
     assert handshake.may_contribute(GUEST), "with another token"
-
-
-def test_a_heartbeat_without_a_proof_is_encoded_as_it_always_was() -> None:
-    assert b"admission" not in beat(b"").encode() and b"admission" in beat(b"x").encode()
-    assert decode_body(Heartbeat, beat(b"x").encode()).admission == b"x"
 
 
 def test_a_ready_with_a_proof_that_others_would_refuse_does_not_count(tmp_path: Path) -> None:

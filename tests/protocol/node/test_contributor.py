@@ -26,7 +26,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.contributor import Contributor, OwnTrainer, Work
-from protocol.node.round_limits import RoundLimits, limits_from
+from protocol.node.round_limits import limits_from
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
@@ -40,7 +40,7 @@ from tests.protocol.chains import a_replica, a_run, in_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 from tests.simulation.world import simulated_run
 
-STREAMED, WAITING = simulated_run(fragments=2, delay=5), simulated_run(fragments=2, delay=0)
+STREAMED = simulated_run(fragments=2, delay=5)
 STATE = Hash(b"\x03" * 32)
 MEMBERS = tuple(sorted(each.peer_id for each in (ANN, BOB, ME)))
 FAR = Base(7, 0, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
@@ -83,21 +83,21 @@ class Trainer:
 
 
 class Table:
-    def __init__(self, folder: Path, signed: SignedManifest, with_trainer: bool) -> None:
+    def __init__(self, folder: Path, signed: SignedManifest) -> None:
         self.replica, self.events = a_replica(signed, folder), list[Event]()
         self.manifest, self.work = self.replica.manifest, Work(layout=self.replica.layouts.contribution)
         self.trainer = Trainer(bytes(range(256)) * (self.replica.layouts.contribution.payload_bytes // 256 + 1))
         self.activity = Activity(self.events.append)
         session, settings = a_session(signed.run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
-        trainer: Any = self.trainer if with_trainer else None
+        trainer: Any = self.trainer
         self.own = OwnTrainer(trainer, Pace(8), self.activity)
         extensions = Extensions(session, Guard(session), self.replica, at_once)
         self.contributor = Contributor(session, self.replica, settings, at_once, self.own, extensions)
 
 
 @asynccontextmanager
-async def a_table(folder: Path, signed: SignedManifest, *, with_trainer: bool = True) -> AsyncIterator[Table]:
-    table = Table(folder, signed, with_trainer)
+async def a_table(folder: Path, signed: SignedManifest) -> AsyncIterator[Table]:
+    table = Table(folder, signed)
     yield table
     table.replica.state.close()
 
@@ -125,14 +125,6 @@ async def test_members_of_the_last_record_train_on_the_rows_of_their_slot_and_ot
     assert len(set(starts)) > 10, "each tip draws another one"
 
 
-@pytest.mark.usefixtures("virtual_time")
-async def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path, signed: SignedManifest) -> None:
-    async with a_table(tmp_path, signed, with_trainer=False) as table:
-        assert not table.contributor.computes
-        assert await table.contributor.compute(FAR, table.work) is None
-        assert table.activity.phase is Phase.SEEDING and table.trainer.tasks == []
-
-
 def limits_told(table: Table) -> list[tuple[int, float, float]]:
     """The rounds that the trainer was asked for, with their limits."""
     return [(task.round, task.most_loss, task.most_norm) for task in table.trainer.tasks]
@@ -145,25 +137,6 @@ def after_our_record(table: Table, loss: float, norm: float) -> Base:
     record = commit.record.model_copy(update={"members": [ours]})
     table.replica.history.append(commit.model_copy(update={"record": record}))
     return replace(FAR, round=table.replica.history.length)
-
-
-@pytest.mark.parametrize("ends", [["killed by signal 9"], ["killed by signal 9", "out of memory", "loss is nan at step 3"]])
-async def test_a_trainer_that_dies_of_something_else_does_its_round_again_within_the_same_limits(
-    table: Table, ends: list[str]
-) -> None:
-    with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-        table.trainer.deaths += map(TrainerDied, ends)
-        assert await table.contributor.compute(FAR, table.work) is not None
-    assert limits_told(table) == [(7, 3.0, 4.0)] * (len(ends) + 1)
-
-
-async def test_a_round_that_exceeds_the_limits_once_is_contributed_if_its_second_try_keeps_to_them(table: Table) -> None:
-    with patch.object(table.contributor, "_limits", return_value=RoundLimits(3.0, 4.0)):
-        table.trainer.deaths += [LimitsExceeded("its norm is 9"), TrainerDied("killed")]
-        assert await table.contributor.compute(FAR, table.work) is not None
-        assert await table.contributor.compute(replace(FAR, round=8), table.work) is not None
-    assert limits_told(table) == [(7, 3.0, 4.0)] * 3 + [(8, 3.0, 4.0)]
-    assert not [event for event in table.events if isinstance(event, Notice)]
 
 
 async def test_a_round_of_which_two_tries_exceed_the_limits_is_not_contributed_and_the_next_one_has_none(
@@ -245,18 +218,6 @@ async def test_numbers_of_failed_training_are_not_contributed(table: Table, loss
     assert notice.startswith("round 7: training failed")
 
 
-async def test_nothing_is_computed_while_paused(table: Table) -> None:
-    table.own.permit.suspend(WhyIdle.PAUSED, "paused")
-    assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(table.contributor.compute, FAR, table.work)
-        await trio.sleep(1000)
-        assert table.trainer.tasks == []
-        table.own.permit.restore(WhyIdle.PAUSED)
-    assert len(table.trainer.tasks) == 1 and table.contributor.computes
-    assert table.trainer.told == ["pause", "resume"]
-
-
 async def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(table: Table) -> None:
     table.own.permit.suspend(WhyIdle.PAUSED, "paused")
     async with trio.open_nursery() as nursery:
@@ -327,35 +288,6 @@ async def test_after_a_round_without_rows_the_next_one_begins_with_the_state(tab
 
 
 @in_run(STREAMED)
-async def test_nothing_is_trained_ahead_while_paused(table: Table) -> None:
-    (first, second), contributor = streamed(table), table.contributor
-    async with trio.open_nursery() as nursery:
-        assert await contributor.compute(first, table.work) is not None
-        table.own.permit.suspend(WhyIdle.PAUSED, "paused")
-        contributor.train_ahead(first, table.work, nursery.start_soon)
-        nursery.start_soon(contributor.compute, second, contributor.work_on(second))
-        await trio.sleep(1000)
-        assert [task.round for task in table.trainer.tasks] == [0]
-        table.own.permit.restore(WhyIdle.PAUSED)
-    assert [(task.round, task.continues) for task in table.trainer.tasks] == [(0, False), (1, True)]
-
-
-@in_run(STREAMED)
-async def test_steps_for_the_next_round_are_told_as_ahead_until_the_result_is_here(table: Table) -> None:
-    (first, second), contributor = streamed(table), table.contributor
-    async with trio.open_nursery() as nursery:
-        assert await contributor.compute(first, table.work) is not None
-        table.trainer.early_steps = 2
-        contributor.train_ahead(first, table.work, nursery.start_soon)
-        await trio.testing.wait_all_tasks_blocked()
-        ahead = contributor.ahead_in(1)
-        assert ahead is not None and (ahead.steps, ahead.wanted) == (2, 10) and contributor.ahead_in(0) is None
-        assert await contributor.compute(second, contributor.work_on(second)) is not None
-    told = [(event.round, event.steps, event.ahead) for event in table.events if isinstance(event, ComputeProgress)]
-    assert told == [(0, 10, False), (1, 2, True), (1, 10, False)] and contributor.ahead_in(1) is None
-
-
-@in_run(STREAMED)
 async def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_alone(table: Table) -> None:
     (first, second), contributor = streamed(table), table.contributor
     async with trio.open_nursery() as nursery:
@@ -365,52 +297,6 @@ async def test_a_request_to_finish_a_round_leaves_the_training_for_the_next_one_
         assert table.trainer.told == []
         contributor.finish(second)
         assert table.trainer.told == ["finish"]
-        await contributor.drop_ahead()
-
-
-@pytest.mark.parametrize(
-    ("signed", "wanted", "steps", "why"),
-    [
-        (STREAMED, 10, 0, WhyIdle.BUSY),
-        (STREAMED, 10, 4, WhyIdle.BUSY),
-        (STREAMED, 10, 5, WhyIdle.COMMITTING),
-        (STREAMED, 3, 3, WhyIdle.COMMITTING),
-        (WAITING, 10, 0, WhyIdle.COMMITTING),
-    ],
-)
-async def test_a_trainer_is_busy_until_it_may_take_no_more_steps_before_the_result(
-    table: Table, wanted: int, steps: int, why: WhyIdle
-) -> None:
-    """With the last rows of a run it may want fewer steps than the delay allows."""
-    first, _ = streamed(table)
-    async with trio.open_nursery() as nursery:
-        assert await table.contributor.compute(first, table.work) is not None
-        table.trainer.early_steps = steps
-        table.contributor.train_ahead(first, table.work, nursery.start_soon)
-        ahead = table.contributor.ahead_in(1)
-        assert ahead is not None
-        ahead.begin(wanted)
-        table.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
-        await trio.testing.wait_all_tasks_blocked()
-        assert table.activity.why is why
-        await table.contributor.drop_ahead()
-
-
-@pytest.mark.parametrize(("signed", "steps", "ahead_s"), [(STREAMED, 4, 7.0), (STREAMED, 5, 0.0), (WAITING, 0, 0.0)])
-async def test_waits_for_a_result_are_no_time_of_training_ahead(table: Table, steps: int, ahead_s: float) -> None:
-    """The trainer tells of its first steps at once."""
-    (first, second), contributor = streamed(table), table.contributor
-    async with trio.open_nursery() as nursery:
-        assert await contributor.compute(first, table.work) is not None
-        table.trainer.early_steps = steps
-        contributor.train_ahead(first, table.work, nursery.start_soon)
-        await trio.sleep(7.0)
-        work = contributor.work_on(second)
-        assert contributor.ahead_s(work) == pytest.approx(ahead_s) and contributor.ahead_s(table.work) == 0.0
-        table.trainer.lasts_s = 10.0
-        with trio.move_on_after(1.0):
-            await contributor.compute(second, work)
-        assert contributor.ahead_s(work) == pytest.approx(ahead_s), "the round has begun"
         await contributor.drop_ahead()
 
 
@@ -549,43 +435,6 @@ async def test_a_member_that_lacks_blocks_reads_elsewhere_in_its_column_and_says
     (task,) = table.trainer.tasks
     assert task.rows == FAR.rows_read(table.manifest, ME.peer_id, ready.steps, stretches_in(ready.stretches))
     check_claims(table.manifest, FAR, ME.peer_id, ready.model_copy(update={"tokens": 1}))
-
-
-async def test_a_block_lost_before_the_first_step_has_the_peer_begin_with_other_rows(table: Table) -> None:
-    blocks, table.trainer.lasts_s = with_blocks(table, 0), 30.0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(table.contributor.compute, FAR, table.work)
-        await trio.testing.wait_all_tasks_blocked()
-        blocks.gives_up.set()
-    first, second = table.trainer.tasks
-    assert first.rows == FAR.lease(table.manifest, ME.peer_id) and not {*first.rows} & {*second.rows}
-    assert table.work.stretches[0][0] == 21
-
-
-async def test_a_block_lost_after_some_steps_has_the_trainer_finish_with_these(table: Table) -> None:
-    blocks = with_blocks(table, 0)
-    done: list[Contribution | None] = []
-
-    async def compute(
-        task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None], applied: trio.Event | None = None
-    ) -> Contribution:
-        on_progress(Progress(task.round, 3, 2.0, 80, 20.0))
-        while "finish" not in table.trainer.told:
-            await trio.sleep(1)
-        return Contribution(task.round, 80, 3, 2.0, 1.0, memoryview(table.trainer.data))
-
-    async def contribute() -> None:
-        done.append(await table.contributor.compute(FAR, table.work))
-
-    with patch.object(table.trainer, "compute", compute):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(contribute)
-            await trio.testing.wait_all_tasks_blocked()
-            blocks.gives_up.set()
-    (contribution,) = done
-    assert contribution is not None and contribution.steps == 3
-    ready, _ = await table.contributor.commit(FAR, table.work, contribution, STATE)
-    assert (ready.steps, ready.stretches) == (3, b"")
 
 
 async def test_a_peer_waits_only_if_no_row_can_be_read_and_says_who_had_the_block(table: Table) -> None:

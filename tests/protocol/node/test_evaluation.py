@@ -12,7 +12,6 @@ from protocol.node.evaluator import (
     Measurements,
     drawn_order,
     refusal,
-    whose_turn,
 )
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
@@ -36,13 +35,6 @@ def test_the_order_is_a_function_of_the_tip_and_the_members(seed: bytes, peers: 
     assert order == drawn_order(tip, PEERS) and sorted(order) == sorted(PEERS)
     without_the_first = drawn_order(tip, [peer for peer in PEERS if peer != order[0]])
     assert without_the_first == order[1:], "who falls out changes nothing for the others"
-
-
-def test_the_first_that_is_able_measures_and_nobody_when_none_is() -> None:
-    assert whose_turn(ORDER, all_able) == ORDER[0]
-    assert whose_turn(ORDER, lambda peer: peer not in ORDER[:2]) == ORDER[2]
-    assert whose_turn(ORDER, lambda peer: False) is None
-    assert whose_turn([], all_able) is None
 
 
 def test_whoever_is_drawn_is_believed() -> None:

@@ -37,18 +37,6 @@ class Asked:
         return self._helper in sources and len(self.sources) > FAILURES + 1
 
 
-async def test_a_peer_that_alone_voted_for_a_lost_result_says_that_its_vote_binds_it() -> None:
-    asked, activity = Asked(OTHERS[0]), Activity(lambda event: None)
-    fetcher: Any = asked
-    effect = ObtainResult(RECORD, tuple(INDEX), (), ME.peer_id, None)
-    with trio.move_on_after(60):
-        await ResultSources(fetcher, Membership(ME.peer_id, 0.0, TheseMembers()), activity).fetch(
-            effect, [0], memoryview(b"")
-        )
-    said = f"our own vote binds us to the record of round {RECORD.round}; no peer sent us 1 part of the result of round"
-    assert activity.detail.startswith(said) and activity.detail.endswith("tries; asking all live peers")
-
-
 @pytest.mark.parametrize("certified", [True, False])
 async def test_after_some_failures_everybody_is_asked_and_the_peer_says_so(certified: bool) -> None:
     asked, activity = Asked(OTHERS[0]), Activity(lambda event: None)

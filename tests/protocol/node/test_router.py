@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import trio
@@ -13,24 +12,22 @@ import trio.testing
 
 from protocol.allreduce.runner import ExchangeAsk
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import encode_evidence, evidence_hash
 from protocol.chain.replica import Serving
 from protocol.events.events import Dropped, HandlerFailed, Notice, PeerEjected
 from protocol.membership.heartbeats import FailureDetector
-from protocol.membership.liveness import Liveness
 from protocol.node import router
 from protocol.node.commands import Extensions
 from protocol.node.rounds import Rounds
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.admission import make_hello
-from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.run.manifest import Admission, sign
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.handlers import Hears, answers, declarations
 from protocol.transport.interface import Acceptance, Offence, Refused, Unreachable
-from protocol.wire.envelope import MAX_GOSSIP_BYTES, Body, decode_body
+from protocol.wire.envelope import MAX_GOSSIP_BYTES, Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
-from protocol.wire.messages import STATEMENTS, Accusation, Finish, Step, Vote
+from protocol.wire.messages import STATEMENTS, Finish, Step, Vote
 from protocol.wire.presence import Goodbye, Role
 from protocol.wire.questions import EvidenceRequest, PartRequest, TipsRequest
 from tests.protocol.answering import BEFORE_HELLO, QUESTIONS
@@ -89,23 +86,6 @@ async def test_whoever_is_connected_is_greeted_and_its_refusal_told(stage: Stage
     assert [event.text for event in stage.events if isinstance(event, Notice)] == ["no hello here"]
 
 
-async def test_a_peer_too_busy_to_answer_a_greeting_is_greeted_again_while_it_is_connected(stage: Stage) -> None:
-    asked: list[float] = []
-
-    async def answer(kind: str, data: bytes) -> bytes:
-        await trio.lowlevel.checkpoint()
-        asked.append(trio.current_time())
-        if len(asked) < 4:
-            raise Unreachable("no answer in time")
-        raise Refused("not here")
-
-    stage.network.answers[ANN.peer_id] = answer
-    stage.router.on_peer_connected(ANN.peer_id)
-    await trio.sleep(1000)
-    assert [at - asked[0] for at in asked] == [0, 1, 3, 7]
-    assert [event.text for event in stage.events if isinstance(event, Notice)] == ["not here"]
-
-
 async def test_a_peer_that_is_gone_or_connected_anew_is_not_greeted_twice(stage: Stage) -> None:
     asked: list[float] = []
 
@@ -124,19 +104,6 @@ async def test_a_peer_that_is_gone_or_connected_anew_is_not_greeted_twice(stage:
     before = len(asked)
     await trio.sleep(1000)
     assert len(asked) == before and stage.guard.failures == 0
-
-
-@pytest.mark.usefixtures("virtual_time")
-async def test_connections_count_while_it_is_open(tmp_path: Path, signed: SignedManifest) -> None:
-    stage = Stage(tmp_path, signed)
-    stage.router.on_peer_connected(ANN.peer_id)
-    async with stage.router.open():
-        stage.router.on_peer_connected(ANN.peer_id)
-        stage.router.on_gossip(ANN.peer_id, stage.said(ANN, a_heartbeat()))
-        assert stage.membership.is_live(ANN.peer_id)
-    stage.router.on_peer_disconnected(ANN.peer_id)
-    assert stage.membership.is_live(ANN.peer_id), "we close connections ourselves when we leave"
-    stage.replica.state.close()
 
 
 async def test_whatever_comes_over_a_connection_is_a_sign_of_life(stage: Stage) -> None:
@@ -195,22 +162,6 @@ async def test_our_own_statements_and_those_of_liars_are_not_forwarded(stage: St
     assert stage.gossip(ANN, a_heartbeat(seq=2)) is IGNORE
 
 
-async def test_a_peer_that_is_not_open_judges_no_forwarder_of_good_form(tmp_path: Path, signed: SignedManifest) -> None:
-    await trio.lowlevel.checkpoint()
-    stage = Stage(tmp_path, signed)
-    assert stage.gossip(ANN, a_heartbeat()) is IGNORE and stage.membership.get(ANN.peer_id) is None
-    stage.replica.state.close()
-
-
-async def test_a_goodbye_that_came_to_us_alone_is_forwarded_when_it_comes_by_gossip(stage: Stage) -> None:
-    stage.router.on_peer_connected(ANN.peer_id)
-    stage.gossip(ANN, a_heartbeat())
-    await stage.router.on_request(ANN.peer_id, "goodbye", stage.said(ANN, BYE))
-    known = stage.membership.get(ANN.peer_id)
-    assert known is not None and known.liveness is Liveness.LEFT
-    assert [stage.gossip(ANN, BYE) for _ in range(2)] == [ACCEPT, IGNORE]
-
-
 async def test_two_readys_for_one_slot_eject_their_author(stage: Stage) -> None:
     assert [stage.gossip(ANN, stage.ready(tokens=tokens)) for tokens in (8, 16)] == [ACCEPT, IGNORE]
     await trio.testing.wait_all_tasks_blocked()
@@ -224,22 +175,6 @@ async def test_two_votes_brought_to_us_alone_eject_the_elector(stage: Stage) -> 
         await stage.router.on_request(ANN.peer_id, "round", stage.said(ANN, vote))
     await trio.testing.wait_all_tasks_blocked()
     assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
-
-
-@in_run(a_run(ANN, BOB))
-async def test_an_accusation_of_an_elector_is_forwarded_and_its_proof_fetched(stage: Stage) -> None:
-    raw = encode_evidence(stage.proof(ANN))
-
-    async def hand_over(kind: str, data: bytes) -> bytes:
-        await trio.lowlevel.checkpoint()
-        question = decode_body(EvidenceRequest, data)
-        return raw[question.offset : question.offset + question.length]
-
-    stage.network.answers[BOB.peer_id] = hand_over
-    accusation = Accusation(accused=ANN.peer_id, evidence=evidence_hash(raw), size=len(raw))
-    assert stage.gossip(BOB, accusation) is ACCEPT
-    await trio.testing.wait_all_tasks_blocked()
-    assert ANN.peer_id in stage.ejections and stage.gossip(BOB, accusation) is IGNORE
 
 
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
@@ -279,11 +214,6 @@ async def test_the_manifest_is_for_everybody(stage: Stage) -> None:
 async def test_a_liar_gets_no_answer(stage: Stage, kind: str) -> None:
     await stage.ejections.convict(stage.proof(ANN))
     assert "you were ejected from this run" in str(await refusal(stage, kind))
-
-
-async def test_founders_are_no_strangers_before_the_first_record(stage: Stage) -> None:
-    assert stage.router.has_member(ANN.peer_id) and not stage.router.has_member(BOB.peer_id)
-    assert not stage.membership.has_member(ANN.peer_id)
 
 
 async def test_unknown_and_oversized_questions_are_refused(stage: Stage) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,16 +15,13 @@ from peer.console.problems import known_problem
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.disk import StateLost
-from protocol.events.events import CheckpointWritten, Desynced, Event, PhaseChanged, RolledBack, RoundCommitted
-from protocol.events.status import WhyIdle
-from protocol.membership.activity import Activity
-from protocol.node.state import FIRST_DISTANCE, LONE_S, MAX_DISTANCE, StateKeeper, StateRecheckBackoff, shown_while_it_starts
+from protocol.events.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
+from protocol.node.state import FIRST_DISTANCE, LONE_S, MAX_DISTANCE, StateKeeper, StateRecheckBackoff
 from protocol.run.manifest import SignedManifest
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.presence import Phase
 from tests.protocol.chains import a_run, grow, in_run, initialise, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, ME, at_once
 from tests.protocol.sync.table import Table, a_table
@@ -74,39 +69,6 @@ async def test_a_record_that_cannot_be_applied_is_ours_all_the_same(table: Table
     await advance(keeper, table.ours)
     assert await advance(keeper, table.ours, stored=stored, digest=digest) is False
     assert (table.ours.history.length, keeper.mark.rounds) == (2, 1)
-
-
-@pytest.mark.usefixtures("virtual_time")
-async def test_a_peer_says_what_the_start_of_its_trainer_waits_for() -> None:
-    events: list[Event] = []
-    activity = Activity(events.append)
-    trainer: Any = SimpleNamespace(pid=None, ended="")
-
-    async def initialise() -> None:
-        await trio.sleep(20)
-        trainer.ended = "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"
-        await trio.sleep(20)
-        trainer.pid = 7
-        await trio.sleep(5)
-        raise TrainerDied("it ended again")
-
-    async def learn() -> int:
-        await trio.sleep(5)
-        return 7
-
-    activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
-    with pytest.raises(TrainerDied):
-        await shown_while_it_starts(trainer, activity, initialise)
-    assert await shown_while_it_starts(trainer, activity, learn, Phase.COMPUTING, (WhyIdle.BUSY, "")) == 7
-    assert (activity.phase, activity.detail) == (Phase.COMPUTING, "")
-    told = [(event.why_idle, event.detail) for event in events if isinstance(event, PhaseChanged)]
-    assert told == [
-        ("starting", "reading the state from disk"),
-        ("starting", "the trainer starts and reads the model"),
-        ("trainer restarting", "the trainer ended 3 times and is started again; last: the trainer was killed by signal 9"),
-        ("starting", "the trainer computes the first weights"),
-        ("", ""),
-    ]
 
 
 @pytest.mark.slow
@@ -158,24 +120,6 @@ async def test_a_lost_result_comes_from_others_or_its_record_is_given_up(table: 
     assert table.ours.history.length == rounds and keeper.mark == StateMark(rounds, table.ours.state.digest())
     assert (trio.current_time() - began > table.ours.rounds.eviction_s) is not have_it
     assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, "")])
-
-
-async def test_the_wait_for_lost_results_names_those_who_may_have_them(table: Table) -> None:
-    keeper = kept(table)
-    for _ in range(3):
-        await advance(keeper, table.ours, stored=False)
-    with trio.move_on_after(1):
-        await keeper.reach_tip()
-    lost = "the results of rounds 0 to 2 are damaged or missing on this disk"
-    name = table.membership.name(ANN.peer_id)
-    assert (
-        table.activity.detail
-        == f"{lost}; waiting for {name}, which may have the missing results; this peer gives up after 20 s"
-    )
-    table.hear(ANN.peer_id, table.theirs, name="attic")
-    with trio.move_on_after(1):
-        await keeper.reach_tip()
-    assert table.activity.detail == f"{lost}; asking attic; this peer gives up after 20 s"
 
 
 @pytest.mark.parametrize("is_bound", [True, False], ids=["voted", "did not vote"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.events.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
+from protocol.events.events import BatchDecided, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import Decision, order_of, places_of
 from protocol.rollouts.events import (
     BatchHeard,
@@ -203,40 +203,6 @@ def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
 
 
-def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_heard() -> None:
-    table = dealt()
-    table.judge(table.order[0], GOOD)
-    other = hash_bytes("root", b"1")
-    table.hear(root=other, number=1)
-    table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
-    table.tell(FetchEnded(WORKER, other, True))
-    table.tell(JudgementHeard(table.order[0], Judgement(author=WORKER, root=other, codes=BAD)))
-    for peer in order_of(ONE_PLACE, other, VALIDATORS):
-        table.tell(JudgementHeard(peer, Judgement(author=WORKER, root=other, codes=BAD)))
-    assert [type(effect) for effect in table.tell(TrainerIdle())] == [VerifyBatch]
-    table.tell(BatchVerified(WORKER, other, BAD))
-    assert table.pool.usable(3) == [] and table.hear(number=2, root=hash_bytes("root", b"2")) == []
-
-
-def test_what_nobody_serves_is_rejected_without_blame() -> None:
-    table = Table(Role.TRAINER)
-    table.pool.trust.right(WORKER)
-    table.hear()
-    effects = table.fetched(here=False)
-    assert DiscardBytes in kinds(effects) and GossipVerdicts in kinds(effects), "its maker hears why"
-    [told] = [e.event for e in effects if isinstance(e, EmitEvent) and isinstance(e.event, BatchDecided)]
-    assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
-    assert not table.pool.trust.aside(WORKER) and table.pool.trust.chance(WORKER) == 1.0
-
-
-def test_a_trainer_that_was_not_in_the_last_record_checks_itself() -> None:
-    table = Table(Role.TRAINER, trainers=())
-    assert kinds(table.hear()) == [ForwardBatch, FetchBatch]
-    table.fetched()
-    table.check(GOOD)
-    assert table.decision is Decision.ACCEPTED
-
-
 def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time() -> None:
     table = dealt()
     effects = table.move(3 + RL.max_async + 1)
@@ -296,11 +262,6 @@ def test_a_validator_verifies_what_it_is_dealt_and_nothing_else() -> None:
     assert [batch.wanted for batch in validating(first=False).pool] == [False]
 
 
-def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
-    table = validating(first=False)
-    assert FetchBatch in kinds(table.wait_until(RL.judge_s * 5))
-
-
 def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:
     table = validating(first=True)
     table.tell(FetchEnded(VALIDATORS[0], ROOT, True))
@@ -318,21 +279,7 @@ def test_a_deal_of_somebody_else_than_the_batchs_trainer_is_not_followed() -> No
     assert table.tell(DealHeard(VALIDATORS[1], VALIDATORS[0], ROOT, ONE_PLACE)) == []
 
 
-def test_a_version_that_our_trainer_does_not_hold_is_not_verified() -> None:
-    table = validating(first=True)
-    table.tell(FetchEnded(VALIDATORS[0], ROOT, True))
-    table.tell(PoolTick(table.validators, {3: hash_bytes("other", b"")}))
-    assert table.tell(TrainerIdle()) == []
-
-
 # -- what is heard --------------------------------------------------------------------------------------------------------
-
-
-def test_what_no_honest_peer_states_now_is_not_heard() -> None:
-    table = Table(Role.TRAINER)
-    assert table.hear(rollouts=3) == [] and table.hear(tokens=99) == [] and table.hear(tip=ROOT) == []
-    assert table.hear(version=0) == [] and table.hear(version=6) == []
-    assert kinds(table.hear(version=4, tip=ROOT)) == [ForwardBatch], "we may be behind"
 
 
 def test_two_batches_of_one_number_contradict_each_other_in_one_life() -> None:
@@ -365,19 +312,6 @@ def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:
     table.judge(table.order[1], UNSURE)
     assert table.judge(table.order[1], GOOD) == [] and table.judge(WORKER, GOOD) == []
     assert table.judge(PeerId("stranger"), GOOD) == [] and table.judge(table.order[0], GOOD + GOOD) == []
-
-
-def test_a_batch_of_ours_that_nobody_judged_in_time_is_told_to_be_stale_and_one_that_was_judged_is_not() -> None:
-    table = Table(Role.ROLLOUT)
-    table.hear(ME)
-    table.hear(ME, root=hash_bytes("root", b"1"), number=1)
-    judged = Judgement(author=ME, root=ROOT, codes=GOOD)
-    assert BatchJudged in kinds(table.tell(JudgementHeard(VALIDATORS[0], judged)))
-    effects = table.move(3 + RL.max_async + 1)
-    told = [effect.event for effect in effects if isinstance(effect, EmitEvent)]
-    assert [(event.author, event.number, event.verdict) for event in told if isinstance(event, BatchDecided)] == [
-        (ME, 1, "stale")
-    ]
 
 
 def test_a_batch_of_ours_is_said_again_until_it_is_dealt_or_judged() -> None:

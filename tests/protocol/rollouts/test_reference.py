@@ -135,26 +135,6 @@ async def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record
     assert held(reference) == stage.own and not stage.others.asked
 
 
-async def test_nothing_is_written_while_the_state_is_being_changed(nursery: trio.Nursery, tmp_path: Path) -> None:
-    stage = Stage(tmp_path, WARM)
-    async with stage.keeping.changing:
-        reference = await stage.begin(nursery)
-        assert reference.path is None
-    await trio.sleep(NOW)
-    assert reference.path is not None
-
-
-async def test_a_state_that_becomes_another_one_is_written_anew(nursery: trio.Nursery, tmp_path: Path) -> None:
-    """It was repaired, say."""
-    stage = Stage(tmp_path, WARM)
-    reference = await stage.begin(nursery)
-    stage.state.theta[4:8] = b"\x00\x00\x80\x3f"
-    stage.keeping.mark = SimpleNamespace(rounds=WARM, digest=b"y")
-    assert reference.path is None
-    await trio.sleep(NOW)
-    assert held(reference) == b"".join(stage.state.weights()) != stage.own
-
-
 async def test_a_run_with_initial_weights_has_none_before_they_are_here(nursery: trio.Nursery, tmp_path: Path) -> None:
     stage = Stage(tmp_path, 0)
     changes = {"initial_state": b"initial".hex(), "rl": rl_run(kl_weight=0.1).manifest.rl}
@@ -163,18 +143,6 @@ async def test_a_run_with_initial_weights_has_none_before_they_are_here(nursery:
     stage.keeping.mark = SimpleNamespace(rounds=0, digest=b"initial")
     await trio.sleep(NOW)
     assert held(reference) == stage.own
-
-
-async def test_where_the_record_names_others_than_our_state_gave_the_record_counts(
-    nursery: trio.Nursery, tmp_path: Path
-) -> None:
-    stage, right = Stage(tmp_path, WARM), other_weights(7)
-    reference = await stage.begin(nursery)
-    assert reference.path is not None
-    stage.chain.length, stage.chain.weights = WARM + 1, name_of(right)
-    stage.others.served[name_of(right)] = right
-    await trio.sleep(NOW)
-    assert held(reference) == right
 
 
 async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nursery, tmp_path: Path) -> None:
@@ -197,36 +165,6 @@ async def test_each_branch_has_its_own_and_the_one_before_stays(nursery: trio.Nu
     assert len(stage.others.asked) == asked, "they were still here"
     await go_to("branch 3")
     assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
-
-
-async def test_after_a_restart_the_bytes_on_the_disk_are_checked(nursery: trio.Nursery, tmp_path: Path) -> None:
-    stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
-    root = put(stage.files, right)
-    stage.chain.weights = root
-    data = bytearray(right)
-    data[9] ^= 1
-    stage.files.path(root).write_bytes(data)
-    reference = await stage.begin(nursery)
-    assert reference.path is None and stage.others.asked[0] == root
-    stage.others.served[root] = right
-    await trio.sleep(10 * NOW)
-    assert held(reference) == right
-
-
-async def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(
-    nursery: trio.Nursery, tmp_path: Path
-) -> None:
-    stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
-    stage.chain.weights = root = name_of(right)
-    other = put(stage.files, other_weights(6))
-    stage.others.served[root] = right
-    reference = await stage.begin(nursery)
-    stage.files.path(other).unlink()
-    stage.files.path(root).unlink()
-    assert reference.path is None and "being fetched" in reference.missing()
-    await trio.sleep(NOW)
-    assert held(reference) == right
-    assert [*stage.files.sizes()] == [root]
 
 
 async def test_a_full_disk_is_told_once_and_tried_again(nursery: trio.Nursery, tmp_path: Path) -> None:

@@ -85,18 +85,6 @@ async def test_a_short_rest_keeps_what_is_being_made_and_a_long_one_gives_the_tu
     assert (await tried(lambda turn: turn.rest(True), REST_S / 2))[0] == "done"
 
 
-async def test_what_takes_the_process_but_for_a_moment_is_never_given_up() -> None:
-    turn = TrainerLock()
-    turn.rest(True)
-    async with turn.taken():
-        await trio.sleep(2 * REST_S)
-        turn.look()
-        await trio.lowlevel.checkpoint()
-
-
-# -- what is shown --------------------------------------------------------------------------------------------------------
-
-
 class Shown:
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -106,16 +94,6 @@ class Shown:
     @property
     def now(self) -> tuple[Phase, WhyIdle]:
         return self.activity.phase, self.activity.why
-
-
-def test_before_its_turn_nothing_is_shown_and_then_what_is_so() -> None:
-    shown = Shown()
-    shown.status.idles(WhyIdle.NOTHING_TO_CHECK, "nothing", 0)
-    assert shown.now == (Phase.STARTING, WhyIdle.STARTING)
-    shown.status.show()
-    assert shown.now == (Phase.VERIFYING, WhyIdle.NOTHING_TO_CHECK)
-    shown.status.works()
-    assert shown.now == (Phase.VERIFYING, WhyIdle.BUSY)
 
 
 def test_a_short_gap_is_no_idleness_and_another_reason_is_shown_at_once() -> None:
@@ -130,23 +108,6 @@ def test_a_short_gap_is_no_idleness_and_another_reason_is_shown_at_once() -> Non
     assert shown.now == (Phase.VERIFYING, WhyIdle.NOTHING_TO_CHECK)
     shown.status.idles(WhyIdle.TRAINER_RESTARTING, "the trainer stopped", 99 + LASTS_S)
     assert shown.now == (Phase.VERIFYING, WhyIdle.TRAINER_RESTARTING)
-
-
-def test_a_pause_and_a_rounds_phases_are_not_painted_over() -> None:
-    shown = Shown()
-    shown.status.show()
-    shown.status.works()
-    shown.activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "")
-    shown.status.idles(WhyIdle.TRAINER_RESTARTING, "", LASTS_S)
-    shown.status.idles(WhyIdle.TRAINER_RESTARTING, "", 2 * LASTS_S)
-    assert shown.now == (Phase.APPLYING, WhyIdle.COMMITTING)
-    shown.status.show()
-    assert shown.now == (Phase.VERIFYING, WhyIdle.TRAINER_RESTARTING)
-    shown.activity.permit.suspend(WhyIdle.PAUSED, "paused")
-    shown.status.works()
-    assert shown.now == (Phase.PAUSED, WhyIdle.PAUSED)
-    shown.activity.permit.restore(WhyIdle.PAUSED)
-    assert shown.now == (Phase.VERIFYING, WhyIdle.BUSY)
 
 
 # -- the versions that it keeps -------------------------------------------------------------------------------------------

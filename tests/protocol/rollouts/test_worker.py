@@ -132,6 +132,23 @@ async def test_a_statement_that_the_disk_does_not_take_gives_no_number(tmp_path:
     assert [body.number for body in await stage.makes(3, T)] == [1]
 
 
+async def test_a_statement_that_the_disk_does_not_take_gives_no_number_and_its_batch_takes_no_room(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Trainers take numbers in order: they would wait for it."""
+
+    def full(number: int, raw: bytes) -> None:
+        raise StoreFailed("no space left")
+
+    stage = MakerStage(tmp_path)
+    await stage.makes(3, T)
+    with monkeypatch.context() as patched, pytest.raises(StoreFailed):
+        patched.setattr(stage.files, "keep", full)
+        await stage.makes(3, T)
+    assert len(stage.files.sizes()) == 1
+    assert [body.number for body in await stage.makes(3, T)] == [1]
+
+
 # -- fetching -------------------------------------------------------------------------------------------------------------
 
 DATA = b"rollouts" * 10
@@ -223,40 +240,6 @@ async def test_a_full_disk_is_not_filled_with_pieces_of_batches_and_told_once(tm
     stage.table.move(3 + RL.max_async + 1)
     await stage.fetching.remove_unwanted()
     assert stage.on_disk == []
-
-
-class NoStatements(BlobStore):
-    """Has room for a batch, and for no statement about it any more."""
-
-    def keep(self, number: int, raw: bytes) -> None:
-        raise StoreFull("the disk is full: make room there")
-
-
-async def test_a_batch_of_ours_that_cannot_be_stated_for_want_of_room_takes_none(tmp_path: Path) -> None:
-    files = NoStatements(Disk(durable=False), tmp_path / "rollouts")
-    files.load()
-
-    async def generate(task: object, path: Path, on_progress: object) -> Generated:
-        await trio.lowlevel.checkpoint()
-        path.write_bytes(DATA)
-        return Generated(rollouts=RL.rollouts_per_batch, tokens=9)
-
-    others: Any = SimpleNamespace(
-        me=ME,
-        run=Hash(b"r" * 32),
-        seal=lambda body: SimpleNamespace(raw=b"statement"),
-        generate=generate,
-        newest=(3, Hash(b"t" * 32)),
-        missing=lambda version: "",
-        at=lambda version: TasksInForce(),
-    )
-    others.link = others.versions = others.tasks = others
-    others.lock, others.incarnation = TrainerLock(), 1
-    worker = RolloutMaker(others, RL, files, others, inline, others)
-    for _ in range(3):
-        with pytest.raises(StoreFull):
-            await worker.make(lambda done, total: None)
-    assert not any(path.stat().st_size >= len(DATA) for path in files.folder.iterdir())
 
 
 # -- checking -------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from kernels.codecs.ladder import LADDER
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.chain.base import round_settings
 from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
-from protocol.formats.rl import RlConfig
-from protocol.formats.training import DataConfig
 from protocol.run.manifest import (
     PROTOCOL_VERSION,
     OuterSection,
@@ -26,13 +24,12 @@ from protocol.run.manifest import (
     sign,
 )
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
-from protocol.run.sections import BUILTIN, DataSection, builtin_source
+from protocol.run.sections import BUILTIN, builtin_source
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity
-from trainer.config import TrainingConfig
 
 ONE = Identity.from_seed(bytes(32))
 TWO = Identity.from_seed(bytes([2]) * 32)
@@ -71,12 +68,6 @@ def test_a_run_is_open_when_its_admission_is(admission: str) -> None:
     manifest = a_manifest(admission=admission, allowlist=[TWO.peer_id], rounds={"seasoning_rounds": 5})
     settings = round_settings(sign(ONE, manifest).run, manifest)
     assert (settings.is_open, settings.seasoning_rounds) == (admission == "open", 5)
-
-
-def test_the_run_id_is_the_hash_of_the_body() -> None:
-    signed = sign(ONE, a_manifest())
-    assert signed.run == hash_bytes("manifest", signed.manifest.encode())
-    assert sign(ONE, a_manifest(seed=1)).run != signed.run
 
 
 def test_only_its_organiser_can_sign_a_manifest() -> None:
@@ -223,14 +214,6 @@ def test_senseless_manifests_are_refused(fields: dict[str, object]) -> None:
         a_manifest(**fields)
 
 
-def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('name = "mine"\n[data]\nsequence_length = 64\n[inner]\nlr = 1\n')
-    manifest = load_run_file(path, ONE.peer_id)
-    data = DataSection(sequence_length=64, corpora=[BUILTIN], sources=[builtin_source(64)])
-    assert (manifest.organiser, manifest.data) == (ONE.peer_id, data)
-
-
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * ((1 << 20) + 1)])
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "run.toml"
@@ -253,13 +236,6 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()
     assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps
-
-
-def test_a_trainer_reads_the_defaults_and_what_a_run_says_instead() -> None:
-    plain, told = a_manifest(rl=RL), a_manifest(rl=RL | {"max_exponent_mismatches": 4, "max_shortfall": 0.1})
-    ours, theirs = (TrainingConfig.from_sections(each.trainer_sections()).rl for each in (plain, told))
-    assert ours == RlConfig(optimizer_steps=2)
-    assert theirs == RlConfig(optimizer_steps=2, max_exponent_mismatches=4, max_shortfall=0.1)
 
 
 def test_tolerances_that_contradict_each_other_or_grow_with_an_output_are_refused() -> None:
@@ -298,20 +274,6 @@ def test_a_kl_term_costs_its_reference_weights_on_the_disk() -> None:
     assert having.reference_bytes == 2 * having.parameters
     assert having.stored_bytes == having.state_bytes + having.reference_bytes
     assert having.trainer_sections()["rl"]["kl_weight"] == 0.1
-
-
-def test_a_change_of_a_section_is_checked_like_a_new_section() -> None:
-    assert ModelConfig().changed(layers=7) == ModelConfig(layers=7)
-    with pytest.raises(ValueError, match=r"^ModelConfig: heads \(4\) must be a multiple of kv_heads \(3\)"):
-        ModelConfig().changed(kv_heads=3)
-
-
-@pytest.mark.parametrize("documents", ["masked", "joined"])
-def test_a_trainer_on_its_own_data_reads_documents_as_the_manifest_says(documents: str) -> None:
-    data = DataSection.model_validate({"source": "local", "documents": documents})
-    manifest = DEMO.manifest.model_copy(update={"data": data})
-    read = TrainingConfig.from_sections(manifest.trainer_sections()).data
-    assert all(getattr(read, name) == getattr(data, name) for name in DataConfig.model_fields)
 
 
 QWEN3_32B = {

@@ -16,10 +16,8 @@ from kernels.layout import chunk_count
 from protocol.formats.model import MAX_CHUNKS, MAX_PARAMETERS, ModelConfig, ffn_width, head_count, kv_head_count
 from protocol.formats.training import SamplesConfig
 from protocol.run import run_file
-from protocol.run.manifest import LEAST_CHECKPOINT_CHUNK_BYTES, MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
+from protocol.run.manifest import MAX_ALLOWLIST, Admission, RunManifest, demo_manifest
 from protocol.run.run_file import (
-    TOKENS_A_PARAMETER,
-    TUNING_ROUNDS,
     RunFileError,
     derived,
     dump,
@@ -27,7 +25,7 @@ from protocol.run.run_file import (
     sections_of,
     sketch_run_file,
 )
-from protocol.run.sections import BUILTIN, AboutSection, DataSection, Goal, Unit, builtin_source
+from protocol.run.sections import BUILTIN, AboutSection, Goal, Unit, builtin_source
 from protocol.wire import canonical
 from protocol.wire.identity import Identity, PeerId
 
@@ -50,13 +48,9 @@ def mistakes(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("dim", "heads", "kv_heads", "ffn"),
     [
-        (32, 1, 1, 88),
         (128, 4, 2, 384),
-        (256, 8, 4, 768),
         (768, 12, 6, 2048),
-        (1024, 16, 8, 2816),
         (2048, 16, 8, 5504),
-        (4096, 32, 8, 11008),
         (8192, 64, 8, 21888),
     ],
 )
@@ -65,32 +59,9 @@ def test_heads_and_widths_follow_from_the_model_width(dim: int, heads: int, kv_h
     assert (model.heads, model.kv_heads, model.ffn) == (heads, kv_heads, ffn)
 
 
-def test_what_is_said_is_kept() -> None:
-    said = parsed(
-        "chunk_parameters = 4096\ncheckpoint_chunk_bytes = 8192\n[model]\ndim = 64\nheads = 8\nkv_heads = 1\nffn = 24\n"
-    )
-    model = said.model
-    assert (model.dim, model.heads, model.kv_heads, model.ffn) == (64, 8, 1, 24)
-    assert (said.chunk_parameters, said.checkpoint_chunk_bytes) == (4096, 8192)
-
-
 @pytest.mark.parametrize(("written", "codec"), [("", "int4"), ('codec = "auto"\n', "int4"), ('codec = "top64"\n', "top64")])
 def test_the_codec_is_chosen_for_those_who_do_not(written: str, codec: str) -> None:
     assert parsed(written).codec == codec
-
-
-def test_a_file_without_a_model_has_the_default_one() -> None:
-    said = parsed("")
-    assert said == RunManifest(
-        name="run",
-        organiser=ME,
-        founders=[ME],
-        admission=Admission.INVITE,
-        data=DataSection(corpora=[BUILTIN], sources=[builtin_source(512)]),
-        checkpoint_chunk_bytes=LEAST_CHECKPOINT_CHUNK_BYTES,
-        total_tokens=TOKENS_A_PARAMETER * said.parameters,
-    )
-    assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
 
 
 def test_a_run_with_named_founders_admits_by_invitation_unless_its_file_says_otherwise() -> None:
@@ -153,14 +124,6 @@ def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: in
     streamed = parsed(f"fragments = 4\n[model]\ndim = {dim}\nlayers = {layers}\n")
     assert manifest.chunks > 32 and 32 <= streamed.chunks <= manifest.chunks
     assert manifest.chunks == chunk_count(manifest.parameters, chunk_parameters) == len(manifest.layouts.result)
-
-
-def test_a_large_model_may_have_as_many_fragments_as_any() -> None:
-    """The limit of chunks is one of a round, which exchanges a fragment."""
-    manifest = parsed(
-        "fragments = 64\nchunk_parameters = 1048576\n[model]\ndim = 5120\nlayers = 37\n[rounds]\ninner_steps = 64\n"
-    )
-    assert manifest.chunks <= MAX_CHUNKS < chunk_count(manifest.parameters, manifest.chunk_parameters)
 
 
 @settings(deadline=None)
@@ -256,33 +219,16 @@ def test_chats_are_read_three_times_however_many_members_there_are() -> None:
     assert parsed(chats(10**6, 10**7)).rounds.inner_steps == 20, "long runs keep their rounds"
 
 
-def test_short_texts_are_read_three_times_by_weights_that_learn_more() -> None:
-    def tuned(rows: int) -> RunManifest:
-        sources = [{"name": "notes", "rows": rows}]
-        data = {"corpora": [{"size": 1, "root": "ab" * 32}], "sources": sources}
-        return RunManifest.model_validate(derived({"name": "r", "organiser": ME, "data": data}, tunes=True))
-
-    assert tuned(40).goal == Goal(Unit.TOKENS, 3 * 40 * 512, 0.2)
-    assert tuned(1 << 20).goal.total == TUNING_ROUNDS
-
-
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
         ("total_rounds = 5\n[rounds]\ninner_steps = 30\n", 7),
-        ("total_rounds = 1\n", 1),
-        ("total_rounds = 1000\n", 100),
         ("total_rounds = 5\n[inner]\nwarmup_steps = 90\n", 90),
         ("total_tokens = 819_200\n", 20),
     ],
 )
 def test_the_warm_up_is_short_in_a_short_run(text: str, steps: int) -> None:
     assert parsed(text).inner.warmup_steps == steps
-
-
-def test_the_warm_up_of_rollouts_is_short_in_a_short_run() -> None:
-    found = parsed('total_rounds = 10\n[rl]\nenvironment = "add"\nwarm_rounds = 5\n')
-    assert found.rl is not None and (found.inner.warmup_steps, found.rl.warmup_steps) == (5, 2)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +238,6 @@ def test_the_warm_up_of_rollouts_is_short_in_a_short_run() -> None:
         (1 << 17, "", (40_960, 20_480)),
         (2048, "max_tokens = 100", (2048, 100)),
         (2048, "max_tokens = 4096", (4096, 4096)),
-        (2048, "row_tokens = 512", (512, 256)),
         (0, "", (40_960, 32_768)),
     ],
 )
@@ -365,16 +310,12 @@ HOME_PAGE = "change it (Home page of the run: an address that begins with https"
     [
         ('data = "corpus"', "data is 'corpus'; it must be a section with fields, below a line [data]"),
         ("[[model]]\ndim = 64", "model is [{'dim': 64}]; it must be a section with fields, below a line [model]"),
-        ("seed = true", "seed is True; it must be a whole number"),
         ("fragments = 2.5", "fragments is 2.5; it must be a whole number"),
         ("founders = 3", 'founders is 3; it must be "anyone" or a list of peer IDs'),
-        ("founders = []", "founders is []; it must be a list of at least 1"),
         ('founders = ["x"]', "an entry of founders is 'x'; it must be a peer ID, as `peer id` prints it"),
-        ("founders = [3]", "an entry of founders is 3; it must be text in quotes"),
         (f"allowlist = {CROWD}", "; it must be a list of at most 4096 ("),
         ('organiser = "somebody"', "organiser names another peer"),
         ("zzz = 1", "zzz is not a field of a run; remove it"),
-        ('codec = "fp32"', "codec"),
         (
             'codec = "top64"\nchunk_parameters = 256\n',
             "a multiple of 4096 with the codec top64; chunk_parameters = 4096 would",
@@ -389,30 +330,20 @@ HOME_PAGE = "change it (Home page of the run: an address that begins with https"
             "delay = 5 would do",
         ),
         ("outer = 3", 'outer is 3; it must be "auto" or a section with lr and momentum'),
-        ("[outer]\nlr = inf", "outer.lr is inf; it must be "),
         ("[outer]\nlr = 0", "outer.lr is 0; it must be more than 0 (Outer learning rate; default 0.7)"),
-        ('[rl]\nenvironment = "add"\ngroup_size = "x"', "rl.group_size is 'x'; it must be a whole number"),
         ('[rl]\nenvironment = "add"\ngroup_size = 1', "rl.group_size is 1; it must be at least 2"),
         ("[data]\nphases = [3]", "an entry of data.phases is 3; it must be a section with fields in braces"),
         (
             '[data]\nsources = [{name = "a", rows = 1}, {name = "b", rows = 0}]',
             "rows in entry 2 of data.sources is 0; it must be at least 1",
         ),
-        ("[data]\nmirrors = 3", "data.mirrors is 3; it must be a list in brackets"),
         (LOCAL + 'from = "texts"\n', "each member names its own data"),
         (LOCAL + "epochs = 2\n", "epochs would name data of the run"),
-        (LOCAL + 'mirrors = ["https://example.org"]\n', "mirrors would name data of the run"),
         (LOCAL + '[rl]\nenvironment = "add"\n', "a run with rollouts learns from problems that all peers can check"),
         ("[data.local]\n", 'source is not "local"; remove local'),
         ('[samples]\nprompts = ["a", "b", "c", "d", "e"]', "it must be a list of at most 4"),
-        ("[samples]\nprompts = []", "it must be a list of at least 1"),
         ("[samples]\ntokens = 4", "samples.prompts is missing; add it (The prompts, each without line breaks"),
         ('[samples]\nprompts = ["a", "a"]', "[samples] two prompts are the same; remove one of them"),
-        ('[samples]\nprompts = ["a"]\ntokens = 65', "samples.tokens is 65; it must be at most 64"),
-        ('[samples]\nprompts = ["a"]\ntokens = 0', "samples.tokens is 0; it must be at least 1"),
-        ('[samples]\nprompts = "a"', "samples.prompts is 'a'"),
-        ('[samples]\nprompts = [""]', "an entry of samples.prompts is ''"),
-        ('[samples]\nprompts = ["a"]\nseed = 1', "samples.seed is not a field of a run; remove it"),
         *((f"[about]\nurl = {json.dumps(url)}", HOME_PAGE) for url in NO_HOME_PAGES),
     ],
     ids=lambda value: value[:40],
@@ -421,11 +352,6 @@ def test_a_mistake_is_told_in_words_of_the_file_and_none_of_a_library(text: str,
     (said,) = mistakes(text)
     assert told in said and len(said) < 400
     assert not re.search(r"Input|String|List|dict|valid|instance|item|equal to", said.partition("(")[0])
-
-
-def test_fragments_are_exchanged_beside_training_within_the_steps_of_a_round() -> None:
-    assert parsed("fragments = 4\n" + STEPS.format(20, 5)).round_steps == 5
-    assert parsed(STEPS.format(20, 20)).is_streamed, "one fragment may be exchanged beside training, too"
 
 
 def test_a_manifest_is_never_completed() -> None:
@@ -528,17 +454,11 @@ def test_words_of_a_run_come_back_and_are_not_in_other_manifests(section: str, s
     "text",
     [
         "".join(f"[s{number}]\n" for number in range(5000)),
-        "".join(f"f{number} = 1\n" for number in range(5000)),
-        "[model]\n" + "".join(f"f{number} = 1\n" for number in range(5000)),
         "".join(f"[[data.sources]]\nf{number} = 1\n" for number in range(5000)),
-        "".join(f"[[s]]\nf{number} = 1\n" for number in range(5000)),
         "s = [" + ",".join(f"{{f{number}=1}}" for number in range(5000)) + "]",
-        "s = {" + ",".join(f"f{number}=1" for number in range(5000)) + "}",
-        "".join(f"[a.b.c.d{number}]\n" for number in range(5000)),
-        "[data.where]\n" + "".join(f"f{number} = 1\n" for number in range(5000)),
         "[[data.phases]]\n[data.phases.weights]\n" + "".join(f"f{number} = 1\n" for number in range(5000)),
     ],
-    ids=range(10),
+    ids=range(4),
 )
 def test_files_of_very_many_fields_are_refused_before_they_are_checked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_file, "_mistakes", None)

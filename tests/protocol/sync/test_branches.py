@@ -82,16 +82,6 @@ def test_who_is_bound_to_another_record_of_the_tip_does_not_come_over() -> None:
     assert count(ONE_EACH, {**heard, ELECTORS[1]: free}, BRANCH) == PeerCount(on=2, off=0), "it is bound below the tip only"
 
 
-def test_nobody_returns_from_a_branch_that_enough_are_coming_over_to() -> None:
-    """Three at the tip, two on the better branch and four on the other, which went round in a circle."""
-    stands = [Standpoint(FORK, False)] * 3 + [Standpoint(MIDDLE.record, False)] * 2 + [seen(FORK, WORST)] * 4
-    heard = dict(zip(ELECTORS, stands, strict=True))
-    counted = count(ONE_EACH, heard, BRANCH)
-    assert counted == PeerCount(6, 3) and follows(counted) and not returns(counted)
-    alone = count(ONE_EACH, heard, Candidate(FORK, BRANCH.tips, None))
-    assert alone == PeerCount(2, 3) and returns(alone)
-
-
 @pytest.mark.parametrize("electors", range(1, 10))
 def test_who_stands_before_a_branch_follows_it_or_those_on_it_return(electors: int) -> None:
     for on in range(1, electors + 1):

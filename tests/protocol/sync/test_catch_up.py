@@ -28,14 +28,6 @@ def drop_result(table: Table, round: int) -> None:
     table.ours.store.results.remove(ResultName.of(record))
 
 
-async def test_the_state_is_restored_from_the_beginning_and_the_results(table: Table) -> None:
-    grow(table.ours, 3, [ANN], voters=[ANN])
-    digest = table.ours.state.digest()
-    await table.catch_up.restore()
-    assert (table.ours.state.rounds, table.ours.state.digest()) == (3, digest)
-    assert table.of(StateLoaded) == [StateLoaded(0)]
-
-
 @pytest.mark.parametrize("damaged", [False, True])
 async def test_the_state_is_restored_from_the_newest_checkpoint_that_is_whole(table: Table, damaged: bool) -> None:
     for _ in range(2):
@@ -137,15 +129,6 @@ async def test_peers_that_are_silent_about_their_checkpoints_delay_the_newest_on
     began = trio.current_time()
     assert await table.fetcher.fetch_newest_checkpoint(table.ours.history, [*crowd, ANN.peer_id], at_least=0) == 2
     assert trio.current_time() - began <= ASK_TIMEOUT_S + 1
-
-
-async def test_results_that_nobody_has_are_not_brought(table: Table) -> None:
-    grow(table.ours, 2, [ANN], voters=[ANN], with_results=False)
-    await table.catch_up.restore()
-    for sources in ([], [BOB.peer_id], [ANN.peer_id]):
-        assert await table.fetcher.bring(table.ours.history, 0, sources) == 0
-    await table.catch_up.replay()
-    assert table.ours.state.rounds == 0
 
 
 async def test_a_record_that_names_another_state_is_not_applied(table: Table) -> None:

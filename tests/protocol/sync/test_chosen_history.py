@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import trio
 
 from protocol.chain.store import Store
 from protocol.events.events import Dropped, Notice
 from protocol.run.invitation import Anchor
-from protocol.sync.remote_chains import CHECKS_PER_MINUTE
 from protocol.wire.hashes import Hash
 from tests.protocol.chains import a_run, grow, in_run
 from tests.protocol.peers import ANN, BOB
@@ -60,23 +58,6 @@ async def test_final_records_are_not_given_up_for_a_history_that_a_person_chose(
     assert table.ours.history.final == 2 and table.following.move is None
     [notice] = [notice for notice in table.of(Notice) if notice.level == "warning"]
     assert "2 rounds here are final" in notice.text
-
-
-@pytest.mark.slow
-@in_run(a_run(*FOUR))
-async def test_a_long_history_that_a_person_chose_is_fetched_in_pieces(table: Table) -> None:
-    """No look may cost more than the purse has; ours ranks better as long as the record of the invitation is not there."""
-    fork(table, 1, {"absent": [DAN]}, {"absent": [BOB, CYN]}, rounds=1)
-    grow(table.theirs, 80, [ANN], voters=FOUR, absent=[BOB, CYN], salt=1)
-    table.invite(Anchor(rounds=82, tip=table.theirs.history.tip_at(82)))
-    table.hear(ANN.peer_id, table.theirs)
-    asked = table.count_questions(ANN.peer_id)
-    while table.following.move is None:
-        table.budget.pay(trio.current_time(), 0, int(CHECKS_PER_MINUTE * 0.97))
-        await table.look()
-        await trio.sleep(60)
-        table.hear(ANN.peer_id, table.theirs)
-    assert asked.count("commits") == 2, "no record is fetched twice"
 
 
 async def test_a_history_without_the_record_of_the_invitation_is_not_followed_from_beyond_it(table: Table) -> None:

@@ -17,7 +17,6 @@ from protocol.disk import Disk
 from protocol.events.events import RolledBack, SecondHistory
 from protocol.sync.catch_up import WrongState
 from protocol.sync.remote_chains import CHECKS_PER_MINUTE, STRANGERS_SHARE
-from protocol.trainer_link import TrainerDied
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.questions import CommitsReply
@@ -55,25 +54,6 @@ async def test_nothing_is_looked_at_while_records_change_their_places(table: Tab
     with patch.object(table.catch_up, "take", take_slowly):
         assert await table.following.take(move)
     assert table.ours.history.length == 2 and table.following.move is None
-    move = await table.look()
-    assert move is not None and await table.following.take(move)
-    assert table.ours.history.tip == table.theirs.history.tip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [WrongState, TrainerDied])
-async def test_a_move_that_fails_keeps_nobody_from_looking_again(table: Table, error: type[Exception]) -> None:
-    async def fail(branch: Branch, rounds: int, leader: PeerId) -> bool:
-        raise error("nothing of what follows is tried")
-
-    grow(table.theirs, 2, [ANN], voters=FOUR)
-    move = await table.found()
-    assert move is not None
-    with patch.object(table.catch_up, "take", fail), pytest.raises(error):
-        await table.following.take(move)
-    table.serve(BOB.peer_id, table.theirs)
-    table.hear(BOB.peer_id, table.theirs)
-    await trio.sleep(1000)
     move = await table.look()
     assert move is not None and await table.following.take(move)
     assert table.ours.history.tip == table.theirs.history.tip

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import trio
 
 from protocol.agreement.ballot import blank
 from protocol.chain.store import Store
@@ -49,42 +48,6 @@ async def test_the_part_with_most_of_the_recent_work_wins(
     await table.look()
     assert (table.following.move is not None) is wins
     assert wins or table.claims.ahead(known=True) == [], "its claimant is not looked at again at once"
-
-
-@in_run(invited(BOB))
-async def test_members_that_join_a_part_later_count_for_it(table: Table) -> None:
-    """Their part began with Ann alone; Dan and Eve followed it, and made records on it.  Two peers began ours."""
-    table.share(3, FIVE, voters=FIVE)
-    grow(table.ours, 2, [BOB, CYN], voters=[BOB, CYN], absent=[ANN, DAN, EVE])
-    grow(table.theirs, 1, [ANN], voters=[ANN], absent=[BOB, CYN, DAN, EVE], salt=1)
-    await table.found()
-    assert table.following.move is None, "one against two"
-    grow(table.theirs, 1, [ANN, DAN, EVE], voters=[ANN, DAN, EVE], absent=[BOB, CYN], salt=1)
-    table.hear(DAN.peer_id, table.theirs)
-    table.serve(DAN.peer_id, table.theirs)
-    move = await table.look()
-    assert move is not None and (move.rounds, move.leader) == (5, DAN.peer_id)
-
-
-@pytest.mark.slow
-@in_run(a_run(ME, admission=Admission.OPEN))
-async def test_an_open_runs_founder_that_slept_follows_most_of_the_others_work_and_nothing_less(table: Table) -> None:
-    """We founded the run; Ann, Bob and Cyn have worked with us.  Two strangers come first, then one of these, then two."""
-    for replica in (table.ours, table.theirs, table.another("strangers"), table.another("one")):
-        grow(replica, 3, [ME, ANN, BOB, CYN], voters=[ME])
-    strangers, one = table.others
-    for replica, members in ((strangers, [DAN, EVE]), (one, [ANN]), (table.theirs, [BOB, CYN])):
-        grow(replica, 4, members, voters=members, absent=[ME], salt=len(members))
-    assert table.activity.was_away
-    for peer, replica in ((DAN, strangers), (ANN, one)):
-        table.serve(peer.peer_id, replica)
-        table.hear(peer.peer_id, replica)
-        await table.look()
-        assert table.following.move is None
-    table.serve(BOB.peer_id, table.theirs)
-    table.hear(BOB.peer_id, table.theirs)
-    move = await table.look()
-    assert move is not None and (move.rounds, move.leader) == (7, BOB.peer_id)
 
 
 @pytest.mark.parametrize("is_final", [False, True])
@@ -175,21 +138,6 @@ async def test_coming_back_to_a_branch_that_was_given_up_needs_no_records_again(
 
 
 @in_run(a_run(*FOUR))
-async def test_a_provisional_record_that_its_electors_do_not_stand_on_is_looked_at_again_soon(table: Table) -> None:
-    table.share(1, [ANN], voters=FOUR)
-    grow(table.theirs, 1, [ANN], voters=FOUR, absent=[BOB])
-    for peer in (BOB, CYN, DAN):
-        table.hear(peer.peer_id, table.ours)
-    await table.found()
-    assert table.following.move is None and table.ours.history.length == 1
-    await trio.sleep(3)
-    for peer in (BOB, CYN, DAN):
-        table.hear(peer.peer_id, table.theirs)
-    await table.look()
-    assert table.following.move is not None
-
-
-@in_run(a_run(*FOUR))
 async def test_nobody_goes_back_from_a_branch_that_others_are_coming_over_to(table: Table) -> None:
     fork(table, 1, {"absent": [BOB]}, {"absent": [BOB, CYN]}, rounds=2)
     await table.look()
@@ -199,25 +147,3 @@ async def test_nobody_goes_back_from_a_branch_that_others_are_coming_over_to(tab
     assert table.following.move is None and not table.following.wants_back(), "Ann will come over to Dan"
     table.hear(ANN.peer_id, round=1, tip=table.ours.history.tip_at(1))
     assert table.following.wants_back(), "Ann went back"
-
-
-@in_run(a_run(*FOUR))
-async def test_a_branch_is_followed_with_those_who_are_coming_over_to_it(table: Table) -> None:
-    better = table.another("better")
-    for replica in (table.ours, table.theirs, better):
-        grow(replica, 1, [ANN], voters=FOUR)
-    grow(table.theirs, 1, [ANN], voters=FOUR, absent=[BOB, CYN])
-    grow(better, 1, [ANN], voters=FOUR, absent=[BOB], salt=1)
-    table.serve(DAN.peer_id, better)
-    for peer in (BOB, CYN):
-        table.hear(peer.peer_id, table.ours)
-    table.hear(DAN.peer_id, better)
-    table.hear(ANN.peer_id, round=1, tip=bytes(32))
-    await table.look()
-    assert table.following.move is None, "one is on it, and two are before it"
-    await table.found()
-    await trio.sleep(3)
-    for peer, replica in ((ANN, table.theirs), (BOB, table.ours), (CYN, table.ours), (DAN, better)):
-        table.hear(peer.peer_id, replica)
-    move = await table.look()
-    assert move is not None and move.leader == DAN.peer_id

@@ -95,28 +95,10 @@ def test_a_stranger_that_has_it_has_its_turn_among_a_crowd_that_says_so_too(tmp_
     assert fetched_in_s(library(tmp_path, others), [*MUTE, SEED]) < 600
 
 
-def test_who_is_named_is_asked_first(tmp_path: Path) -> None:
-    others = Others([MEMBER, *MUTE, SEED], [SEED])
-    assert fetched_in_s(library(tmp_path, others), [SEED]) == 0 and others.asked == [SEED]
-
-
 def test_whoever_does_not_answer_costs_a_moment_and_not_its_whole_time(tmp_path: Path) -> None:
     crowd = MUTE[: asking.AT_ONCE - 1]
     others = Others([*crowd, SEED], [SEED])
     assert fetched_in_s(library(tmp_path, others), crowd) <= len(crowd) * asking.SOON_S
-
-
-def test_peers_that_refuse_are_asked_one_after_the_other(tmp_path: Path) -> None:
-    poor = [PeerId(f"poor {number}") for number in range(5)]
-    others = Others([*poor, SEED], [SEED])
-    assert fetched_in_s(library(tmp_path, others), poor) == 0 and len(others.asked) == 6
-
-
-def test_hashes_that_are_here_are_not_asked_for_again(tmp_path: Path) -> None:
-    others = Others([SEED], [SEED])
-    there = library(tmp_path, others)
-    there._folder.write_leaves(ROOT, LEAVES)
-    assert fetched_in_s(there, [SEED]) == 0 and others.asked == []
 
 
 async def test_a_file_that_somebody_removed_or_altered_is_not_here_any_more(tmp_path: Path) -> None:

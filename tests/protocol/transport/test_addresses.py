@@ -89,14 +89,6 @@ def test_the_address_of_the_default_route_comes_first_then_other_networks_then_v
     assert [str(each.ip) for each in in_order(links)] == ["192.168.7.2", "10.0.0.5", "2a00::5", "10.8.0.2", "172.17.0.1"]
 
 
-def test_a_vpn_that_takes_the_default_route_stays_behind_the_network_at_home() -> None:
-    assert [each.name for each in in_order([link("wg0", "10.8.0.2", is_default=True), link("eth0")])] == ["eth0", "wg0"]
-
-
-def test_a_bridge_with_the_default_route_joins_this_computer_to_its_network() -> None:
-    assert link("br-0123456789ab", is_default=True).kind is InterfaceKind.PLAIN
-
-
 def test_beside_twenty_bridges_to_containers_only_the_network_and_the_vpn_are_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,11 +96,6 @@ def test_beside_twenty_bridges_to_containers_only_the_network_and_the_vpn_are_an
     these(monkeypatch, [*bridges, DOCKER, VPN, LAN], "192.168.7.2")
     assert announced_addresses() == ["192.168.7.2", "10.8.0.2"]
     assert len(interface_addresses()) == 23 and interface_addresses()[:2] == announced_addresses()
-
-
-def test_a_computer_with_nothing_but_a_bridge_announces_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    these(monkeypatch, [DOCKER])
-    assert announced_addresses() == ["172.17.0.1"]
 
 
 def test_nobody_has_us_dial_this_computer_at_an_address_that_we_do_not_announce(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +132,6 @@ def look_up(
         return await looked_up(address, lambda: ours)
 
     return trio.run(main)
-
-
-def test_an_ip_address_is_dialled_as_it_is() -> None:
-    resolver = Resolver("203.0.113.7")
-    assert look_up(resolver, "/ip4/127.0.0.1/tcp/22") == ["/ip4/127.0.0.1/tcp/22"] and not resolver.asked
 
 
 def test_a_name_is_dialled_at_each_of_its_addresses() -> None:

@@ -16,8 +16,7 @@ from protocol.transport import bulk as bulk_module
 from protocol.transport import bulk_flows as flows_module
 from protocol.transport import bulk_link as link_module
 from protocol.transport.addresses import ANY_IPV4, has_ipv6
-from protocol.transport.bulk_flows import FAR_SOCKETS
-from protocol.transport.bulk_link import FrameKind, Link, SocketState
+from protocol.transport.bulk_link import FrameKind, Link
 from protocol.transport.interface import (
     MAX_PUSH_BYTES,
     Landing,
@@ -193,29 +192,6 @@ async def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port(family
         assert b.buffers[b"there"] == DATA
         [link] = stack(two).bulk._links[one.peer_id]
         assert link._sock.getpeername()[0] == loopback
-
-
-@pytest.mark.slow
-def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long packets wait on a short way: more sockets would only wait beside each other."""
-    for rtt_s, way_s, sockets in ((0.0001, 0.0001, 1), (0.05, 0.05, FAR_SOCKETS), (0.05, 0.0001, 1)):
-        for module, least_s in ((link_module, rtt_s), (bulk_module, way_s)):
-            state = SocketState(rtt_s, 0, 0, least_rtt_s=least_s)
-            monkeypatch.setattr(module, "socket_state", lambda sock, state=state: state)
-        trio.run(_pushes_use, sockets)
-
-
-async def _pushes_use(sockets: int) -> None:
-    a, b = Recorder(), Recorder()
-    async with pair(a, b) as (one, two):
-        await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
-        async with trio.open_nursery() as nursery:
-            for number in range(8):
-                nursery.start_soon(lambda n=number: one.push(two.peer_id, b"%d" % n, memoryview(DATA), timeout_s=PATIENCE_S))
-        assert len(stack(one).bulk._sending.links()) == sockets
-        assert sorted(b.finished) == sorted([(b"first", True), *((b"%d" % number, True) for number in range(8))])
-        await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=PATIENCE_S)
-        assert len(stack(one).bulk._sending.links()) == sockets, "idle sockets are kept"
 
 
 async def test_a_member_takes_the_place_of_a_strangers_link_and_no_stranger_takes_a_members(

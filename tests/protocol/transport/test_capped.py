@@ -43,19 +43,6 @@ async def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limi
         assert trio.current_time() - begun >= len(question) / CAP - 2 * BURST_S
 
 
-@pytest.mark.slow
-async def test_a_limit_that_is_set_while_it_runs_holds_and_one_that_is_lifted_does_not() -> None:
-    a, b = Recorder(), Recorder()
-    async with pair(a, b) as (one, two):
-        for header, cap in ((b"capped", CAP), (b"free", None)):
-            one.limit(cap, None)
-            moved, begun = one.line_bytes(), trio.current_time()
-            await one.push(two.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
-            assert bytes(b.buffers[header]) == DATA and one.line_bytes() - moved > len(DATA)
-            if cap:
-                assert trio.current_time() - begun >= SHORTEST_S
-
-
 async def test_all_that_libp2p_moves_is_counted() -> None:
     a, b = Recorder(), Recorder()
     async with pair(a, b) as (one, two):

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from protocol.events.events import Event, ReachabilityChanged
-from protocol.transport.addresses import LEAST_PORT, is_public
+from protocol.transport.addresses import LEAST_PORT
 from protocol.transport.interface import nothing
 from protocol.transport.limits import Allowance, Channel
 from protocol.transport.nat.reachability import (
@@ -26,7 +26,6 @@ from protocol.transport.nat.reachability import (
     chosen,
     judge,
     read_answer,
-    write_answer,
 )
 from protocol.transport.network import Libp2pNetwork
 from protocol.transport.streams import BadFrame, discard, open_stream
@@ -170,13 +169,6 @@ def test_an_answer_that_is_none_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [DialBackAnswer("192.0.2.1", YES), DialBackAnswer("2001:db8::1", NO), DialBackAnswer("127.0.0.1", PERHAPS)]
-)
-def test_an_answer_survives_the_wire(answer: DialBackAnswer) -> None:
-    assert read_answer(write_answer(answer)) == answer
-
-
-@pytest.mark.parametrize(
     ("reports", "verdict"),
     [
         ([], PERHAPS),
@@ -224,14 +216,6 @@ def test_a_peer_that_is_reached_at_an_ipv6_address_alone_is_not_reached_by_every
     assert judge([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is NO
     assert judge([ReachabilityReport(A, HERE, YES), ReachabilityReport(B, at_ipv6, NO)], TheseMembers()).by_ipv4 is YES
     assert judge([ReachabilityReport(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is PERHAPS
-
-
-def test_public_addresses_come_first() -> None:
-    assert judge([ReachabilityReport(A, PRIVATE, YES), ReachabilityReport(B, HERE, YES)], TheseMembers()).reached == [
-        HERE,
-        PRIVATE,
-    ]
-    assert is_public("/ip6/2a0e::1/tcp/4001") and not is_public("/ip4/100.64.0.1/tcp/4001")
 
 
 def test_few_are_asked_and_a_crowd_behind_one_address_is_one() -> None:

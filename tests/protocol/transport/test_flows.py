@@ -7,13 +7,9 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-import trio
-import trio.testing
 
 from protocol.transport.bulk_flows import (
     FAR_SOCKETS,
-    FORGET_S,
-    FREE_GROWTH,
     GROWTH,
     KEPT,
     LEAST_BYTES_PER_S,
@@ -95,18 +91,6 @@ def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     assert gauge.down_bytes_per_s == 4_000_000.0, "a window in which nothing moved says nothing"
 
 
-def test_minutes_of_feeding_one_slow_member_do_not_hide_what_our_line_carries() -> None:
-    gauge, acked = Gauge(), 0
-    for second in range(200):
-        acked += 12_000_000 if second < 10 else 400_000
-        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
-    assert 12e6 * 0.6 < gauge.up_bytes_per_s < 12e6
-    for second in range(200, 1400):
-        acked += 400_000
-        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
-    assert gauge.up_bytes_per_s < 12e6 * 0.1, "a line that has become slow is known in the end"
-
-
 @pytest.mark.parametrize(("rate", "offer"), [(0.1e6, 0.1e6 * GROWTH), (12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
 def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer: float) -> None:
     gauge = Gauge()
@@ -115,31 +99,6 @@ def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer
         state = SocketState(0.0, acked, 0, busy_s=second)
         gauge.read({"a": state}, float(second), inf, {"a": state})
     assert gauge.offer_bytes_per_s == pytest.approx(offer)
-
-
-def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
-    gauge, acked = Gauge(), 0
-    offers = []
-    for second, (size, rtt_s) in enumerate(
-        [(0, 0.2), (1_000_000, 0.2), (3_000_000, 0.3), (3_120_000, 0.2), (4_000_000, 0.3)]
-    ):
-        acked += size
-        state, offered = SocketState(rtt_s, acked, 0, least_rtt_s=0.2, busy_s=second), gauge.offer_bytes_per_s
-        gauge.read({"a": state}, float(second), offered, {"a": state})
-        offers.append(gauge.offer_bytes_per_s)
-    assert offers == pytest.approx([inf, inf, 3e6 * GROWTH, 3.12e6 * FREE_GROWTH, 4e6 * GROWTH]), "the fourth met no queue"
-
-
-def test_one_slow_receiver_far_away_does_not_measure_our_line() -> None:
-    gauge = Gauge()
-    near, far = SocketState(0.0, 0, 0), SocketState(0.5, 0, 0, least_rtt_s=0.1)
-    gauge.read({"near": near}, 0.0, inf, {"near": near})
-    near = replace(near, acked_bytes=12_000_000, busy_s=1.0)
-    gauge.read({"near": near}, 1.0, inf, {"near": near})
-    for second in range(2, 80):
-        far = replace(far, acked_bytes=far.acked_bytes + 600_000, busy_s=second)
-        gauge.read({"far": far}, float(second), gauge.offer_bytes_per_s, {"far": far})
-    assert gauge.line_bytes_per_s == 12_000_000, "the queue is on its line"
 
 
 @pytest.mark.parametrize(("busy_s", "held_back_s"), [(0.02, 0.0), (1.0, 0.9)])
@@ -162,42 +121,7 @@ def test_sockets_that_wait_for_the_other_end_do_not_measure_our_line(busy_s: flo
     assert gauge.line_bytes_per_s == 12_000_000, "a socket that always sends does"
 
 
-def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
-    gauge, sent, known = Gauge(), 0, []
-    for second, (size, offered) in enumerate(
-        [(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6), (5_000_000, 10.7e6)]
-    ):
-        sent += size
-        state = SocketState(0.0, sent, 0, busy_s=second)
-        gauge.read({"a": state}, float(second), offered, {"a": state})
-        known.append(gauge.line_bytes_per_s)
-    assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
-    gauge.read({}, FORGET_S + 10.0, 0.0)
-    assert gauge.line_bytes_per_s == 0, "that is long ago"
-
-
 # -- giving way -----------------------------------------------------------------------------------------------------------
-
-
-async def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
-    async def dial(peer: PeerId) -> Link:
-        raise AssertionError("nothing is sent")
-
-    async def waits(spare: Sending) -> float:
-        begun = trio.current_time()
-        await spare.give_way()
-        return trio.current_time() - begun
-
-    urgent = Sending(dial, RateLimit())
-    spare = Sending(dial, RateLimit(), first=urgent)
-    assert await waits(spare) == 0 and await waits(urgent) == 0
-    socket = BulkSocket(urgent, PeerId("somebody"))
-    urgent._sockets[PeerId("somebody")] = [socket]
-    socket.take(_OutgoingPush(b"", memoryview(b"urgent"), nothing))
-    assert await waits(spare) == WAY_S and await waits(urgent) == 0
-    socket._waiting.clear()
-    urgent.turned()
-    assert await waits(spare) == 0
 
 
 async def test_what_gives_way_takes_a_small_part_of_the_line_however_many_sockets_it_has() -> None:

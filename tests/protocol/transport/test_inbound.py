@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import psutil
 import pytest
 import trio
 
-from protocol.events.events import Event, Notice, NoticeCode
+from protocol.events.events import NoticeCode
 from protocol.transport.inbound import EVENT_EVERY_S, CloseSummary, address_group
 from protocol.transport.inbound_policy import (
     MAX_ADDRESSES_PER_PEER,
@@ -25,12 +24,12 @@ from protocol.transport.inbound_policy import (
 )
 from protocol.transport.library import agent_version
 from protocol.transport.limits import Allowance
-from protocol.transport.network import Libp2pNetwork, open_network
+from protocol.transport.network import Libp2pNetwork
 from protocol.transport.streams import agreement, open_stream
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
-from tests.protocol.transport.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, stack, until
+from tests.protocol.transport.recorder import PATIENCE_S, Recorder, network, stack, until
 
 LIMITS = replace(InboundLimits(), handshakes=Allowance(1000, math.inf, 10))
 """With handshakes that cost nothing."""
@@ -174,16 +173,6 @@ def test_a_crowd_at_a_trusted_address_does_not_keep_others_out() -> None:
     assert newcomer in driver.inside
 
 
-def test_a_stranger_with_a_slow_handshake_still_has_time_to_greet() -> None:
-    driver = Driver()
-    crowd = driver.crowd(LIMITS.strangers_per_address)
-    driver.step(LIMITS.protected_s - 0.1)
-    driver.policy.authenticated(crowd[0], PeerId("slow"), driver.now)
-    driver.step(0.1)
-    newcomer = driver.queue()
-    assert driver.step().close == {crowd[1]: CloseReason.CROWDED} and newcomer in driver.inside
-
-
 def test_the_queue_is_bounded_and_drops_silent_connections_and_then_the_newest_of_the_busiest_address() -> None:
     driver = Driver(replace(LIMITS, handshakes=Allowance(1e-9, math.inf, 0)))  # nobody comes in
     silent, first = [driver.open() for _ in range(10)], driver.queue("elsewhere")
@@ -212,19 +201,6 @@ def test_fewer_handshakes_begin_while_the_processor_is_overloaded() -> None:
     assert not driver.policy.step(0.4, overloaded=True).handshake
     assert len(driver.policy.step(0.5, overloaded=True).handshake) == 1
     assert len(driver.policy.step(1.0).handshake) == 5
-
-
-def test_when_handshakes_are_few_they_go_to_fresh_connections() -> None:
-    driver = Driver(replace(LIMITS, handshakes=Allowance(1, math.inf, 1)))
-    served: dict[int, float] = {}
-    came: dict[int, float] = {}
-    for _ in range(600):  # ten times as many as there are turns
-        came[driver.queue()] = driver.now
-        for number in driver.step(0.1).handshake:
-            served[number] = driver.now - came[number]
-            driver.leave(number)
-    late = [wait for number, wait in served.items() if came[number] > 10]
-    assert len(late) > 40 and max(late) <= LIMITS.fresh_s + 0.2
 
 
 def test_the_oldest_connections_of_one_peer_are_closed() -> None:
@@ -342,15 +318,6 @@ async def many(address: str, count: int, at_once: int) -> None:
             nursery.start_soon(one_after_the_other)
 
 
-async def stay_silent(address: str) -> None:
-    """For as long as it is let."""
-    try:
-        async with stranger_to(address) as stranger:
-            await stranger.closed()
-    except Exception:  # noqa: BLE001 - closed in the middle of the handshake, by which the library raises anything
-        return
-
-
 @pytest.mark.slow
 async def test_2000_connections_leave_nothing_behind() -> None:
     a = Recorder()
@@ -376,29 +343,6 @@ async def test_2000_connections_leave_nothing_behind() -> None:
             await a.until(lambda: a.connected == [two.peer_id])
 
 
-@pytest.mark.slow
-async def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_stays() -> None:
-    a, told, member = Recorder(), list[Event](), Identity.generate()
-    short = replace(AT_ANY_PACE, greeting_s=1.0, first_byte_s=1.0)
-    opening = open_network(Identity.generate(), RUN, a, replace(LOOPBACK, inbound=short), emit=told.append)
-    async with opening as one, network(Recorder(), member) as two:
-        a.end = one
-        two.remember(one.addresses())
-        await a.until(lambda: len(a.connected) > len(a.disconnected))  # it may take several tries on a busy machine
-        before, address = len(a.disconnected), one.addresses()[0]
-        async with socket_to(address) as silent, socket_to(address) as handshaking:
-            await handshaking.send_all(HALF_A_HANDSHAKE)
-            with trio.fail_after(PATIENCE_S):
-                await stay_silent(address)
-                for sock in (silent, handshaking):
-                    await until_closed(sock)
-                while not (closed := [event for event in told if isinstance(event, Notice)]):
-                    await trio.sleep(0.01)
-        assert closed[0].details["silent"] >= 1 and closed[0].details["busiest"] == "127.0.0.1"
-        assert one.connected() == [member.peer_id] and len(a.disconnected) == before
-        assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
-
-
 async def test_a_member_that_comes_back_need_not_greet_again() -> None:
     a, member = Recorder(), Identity.generate()
     async with network(a) as one:
@@ -419,16 +363,6 @@ def test_what_counts_as_one_address() -> None:
     assert address_group("192.0.2.1") == address_group("::ffff:192.0.2.1") == "192.0.2.1"
     assert address_group("2001:db8::1") == address_group("2001:db8::ffff:2%eth0") == "2001:db8::/64"
     assert address_group(None) == address_group("nonsense") == "unknown"
-
-
-@pytest.mark.slow
-async def test_one_key_holds_few_connections() -> None:
-    async with network(Recorder(), limits=AT_ANY_PACE) as one, AsyncExitStack() as opened:
-        identity, address = Identity.generate(), one.addresses()[0]
-        strangers = [await opened.enter_async_context(stranger_to(address, identity=identity)) for _ in range(20)]
-        with trio.fail_after(PATIENCE_S):
-            for stranger in strangers[: -AT_ANY_PACE.per_peer]:
-                await stranger.closed()
 
 
 async def test_identify_says_what_program_this_is() -> None:
@@ -456,11 +390,3 @@ async def read_all(read: Callable[[], object]) -> bytes:
             except Exception:  # noqa: BLE001 - the end of a stream is one of several exceptions
                 return data
             data += more
-
-
-async def until_closed(sock: trio.SocketStream) -> None:
-    try:
-        while await sock.receive_some(4096):
-            pass
-    except trio.BrokenResourceError:
-        return

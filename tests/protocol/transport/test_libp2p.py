@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -29,10 +28,9 @@ from protocol.transport.dialer import (
     problem_of,
 )
 from protocol.transport.host import PortBusy
-from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Refused, Unreachable
 from protocol.transport.library import library_id
-from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
+from protocol.transport.network import open_network
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.transport.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, dialled, network, pair, stack, until
@@ -121,23 +119,6 @@ async def test_of_messages_that_were_sent_and_passed_on_nothing_is_kept_for_good
             assert router.recent_message_deliveries == {} and router.equivocation_detection == {}
 
 
-async def test_a_peer_in_the_address_book_is_no_stranger_when_it_connects_first() -> None:
-    """A newcomer that has no manifest yet can answer no greeting, and asks whoever is connected: also the peer of its
-    invitation that has found it first."""
-
-    class Newcomer(Recorder):
-        async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-            return await trio.sleep_forever()
-
-    a, b = Newcomer(), Recorder()
-    async with network(a, limits=InboundLimits(greeting_s=math.inf)) as newcomer, network(b) as member:
-        member.remember(newcomer.addresses())
-        await b.until(lambda: b.connected == [newcomer.peer_id])
-        newcomer.remember(member.addresses())
-        await a.until(lambda: a.connected == [member.peer_id])
-        assert await newcomer.request(member.peer_id, "echo", b"the manifest?", timeout_s=PATIENCE_S)
-
-
 @pytest.mark.slow
 async def test_rejected_gossip_goes_no_further() -> None:
     a, b, c = Recorder(), Recorder(), Recorder()
@@ -167,14 +148,6 @@ async def test_a_peer_that_comes_back_elsewhere_is_found_again() -> None:
             assert await one.request(identity.peer_id, "echo", b"x", timeout_s=PATIENCE_S) == b"x"
 
 
-async def test_a_network_that_is_cancelled_while_it_opens_is_closed() -> None:
-    with trio.fail_after(PATIENCE_S), trio.CancelScope() as scope:
-        scope.cancel()
-        async with network(Recorder()):
-            await trio.sleep_forever()
-    assert scope.cancelled_caught
-
-
 @pytest.mark.slow
 async def test_closed_networks_leave_no_socket_task_or_thread_and_their_ports_to_the_next() -> None:
     """As when a peer leaves its run for a while, and joins anew: the process goes on."""
@@ -200,17 +173,6 @@ async def test_a_busy_port_is_said_plainly() -> None:
         with pytest.raises(PortBusy, match=f"port {port} is in use"):
             async with open_network(Identity.generate(), RUN, Recorder(), replace(LOOPBACK, listen_port=port)):
                 raise AssertionError("it listens on a busy port")
-
-
-def test_addresses_that_lead_to_us_from_outside_are_told_first() -> None:
-    outside = "/ip4/203.0.113.7/tcp/18733"
-    identity = Identity.from_seed(b"\x07" * 32)
-    settings = NetworkSettings(listen_host="127.0.0.1", listen_port=4001, announce=(outside,))
-    network = Libp2pNetwork(identity, RUN, Recorder(), settings)
-    assert list(network.addresses()) == [
-        f"{outside}/p2p/{identity.peer_id}",
-        f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}",
-    ]
 
 
 async def test_peers_found_nearby_are_dialled_and_the_search_ends_with_the_network() -> None:

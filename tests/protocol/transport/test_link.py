@@ -134,21 +134,6 @@ async def test_a_link_is_held_to_its_pace_and_let_go_again(ends: tuple[Link, Lin
     assert (paced, one._sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 4)) == (5_000_000, b"\xff" * 4)
 
 
-async def test_the_kernel_tells_that_the_other_end_takes_no_more(ends: tuple[Link, Link]) -> None:
-    one, other = ends
-
-    async def fill() -> None:
-        with pytest.raises(LinkBroken, match="enough"):
-            await send(one, [bytes(FRAME_BYTES)] * 1000)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fill)
-        while (state := one.state) is not None and state.held_back_s == 0.0:
-            await trio.sleep(0.01)
-        one.abort("enough")
-    assert state is not None and state.busy_s >= state.held_back_s > 0.0
-
-
 @pytest.mark.parametrize(
     ("came", "penalty"),
     [(b"", 0.0), (HEAD.pack(TAG_BYTES + 20, FrameKind.OPEN, 0), SLOWNESS)],

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.transport.rate_limit import BURST_S, FRAMES_A_SECOND, PACKET_SHARE, Priority, RateLimit
+from protocol.transport.rate_limit import BURST_S, FRAMES_A_SECOND, Priority, RateLimit
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -99,12 +99,6 @@ async def test_control_traffic_never_waits_and_bulk_pays_for_it() -> None:
     assert trio.current_time() - begun == pytest.approx((1100 + 5000 - BURST_S * RATE) / RATE)
 
 
-async def test_without_a_limit_nothing_waits() -> None:
-    await move(RateLimit(), [1 << 40] * 10)
-    await RateLimit().pay_ahead(1 << 40)
-    assert trio.current_time() == 0.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_no_window_of_30_seconds_has_5_percent_more_than_the_limit(seed: int) -> None:
@@ -141,15 +135,6 @@ async def test_no_window_of_30_seconds_has_5_percent_more_than_the_limit(seed: i
         nursery.start_soon(answer)
         nursery.start_soon(speak)
     assert line.most(WINDOW_S) <= 1.05 * rate * WINDOW_S
-
-
-async def test_a_line_that_nobody_else_uses_is_used_fully() -> None:
-    for priority in Priority:
-        limit, begun, moved = RateLimit(RATE), trio.current_time(), 0
-        while trio.current_time() - begun < WINDOW_S:
-            await limit.pay(100, priority)
-            moved += 100
-        assert moved >= 0.99 * RATE * WINDOW_S
 
 
 async def test_answers_go_first_and_what_is_spare_goes_last() -> None:
@@ -209,14 +194,3 @@ def test_frames_are_small_where_the_limit_is_low() -> None:
     assert RateLimit(1e6).frame(1 << 18) == 100_000
     assert RateLimit(1.0).frame(1 << 18) == 16 << 10
     assert RateLimit(1.0).frame(100) == 100
-
-
-def test_sockets_leave_room_for_the_headers_of_packets() -> None:
-    limit = RateLimit.of_line(1e6, lambda: 0)
-    assert limit.bytes_per_s == 1e6 * PACKET_SHARE and RateLimit.of_line(None, lambda: 0).bytes_per_s is None
-
-
-def test_what_is_known_and_what_is_allowed() -> None:
-    assert RateLimit(5.0).at_most(0.0) == 5.0 == RateLimit(5.0).at_most(9.0)
-    assert RateLimit(5.0).at_most(3.0) == 3.0 == RateLimit().at_most(3.0)
-    assert RateLimit().at_most(0.0) == 0.0

@@ -51,14 +51,6 @@ def test_a_burst_is_taken_and_what_is_over_it_dropped_and_counted() -> None:
     assert watched.brought(Channel.QUESTION, 1) == 0, "a banned peer has no allowance of anything"
 
 
-def test_bytes_count_as_messages_do_and_a_single_large_one_can_always_come() -> None:
-    watched, allowance = Watched(), Channel.QUESTION.value
-    large = int(allowance.bytes_per_s * allowance.burst_s * 2)
-    assert watched.brought(Channel.QUESTION, 2, large) == 1
-    watched.now += 2 * allowance.burst_s
-    assert watched.brought(Channel.QUESTION, 2, large) == 1
-
-
 def test_the_score_recovers_and_a_ban_ends() -> None:
     watched = Watched()
     for _ in range(100):

@@ -19,10 +19,7 @@ from protocol.transport.limits import SMALL_BYTES, Allowance, MemoryBudget, Repu
 from protocol.transport.network import Libp2pNetwork, open_network
 from protocol.transport.requests import (
     BUDGET_BYTES,
-    KEPT_BYTES,
     KEPT_S,
-    MAX_CONCURRENT_PER_PEER,
-    MOST_KEPT,
     WAITED_S,
     Requests,
     encode_question,
@@ -203,35 +200,6 @@ async def test_questions_that_follow_each_other_share_a_stream_refusals_included
         assert len(asking._kept._kept[peer]) == sum(answering._waiting.values()) and not answering._open
 
 
-async def test_of_many_streams_at_a_time_few_are_kept_by_either_end() -> None:
-    gate, asked = trio.Event(), trio.Event()
-
-    async def wait(kind: str, data: bytes) -> bytes:
-        if len(answered) == MAX_CONCURRENT_PER_PEER - 1:
-            asked.set()
-        answered.append(data)
-        await gate.wait()
-        return data
-
-    answered: list[bytes] = []
-    b = Recorder()
-    b.answer = wait
-    async with two_ends(b) as (one, asking, answering, peer):
-        answered.clear()
-
-        async def ask() -> None:
-            await one.request(peer, "echo", b"", timeout_s=PATIENCE_S)
-
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                for _ in range(MAX_CONCURRENT_PER_PEER):
-                    nursery.start_soon(ask)
-                await asked.wait()
-                gate.set()
-        assert len(asking._kept._kept[peer]) <= MOST_KEPT
-        assert sum(answering._waiting.values()) <= MOST_KEPT and not answering._open
-
-
 async def test_what_is_no_question_ends_a_stream_that_was_kept_and_has_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
     penalised: list[PeerId] = []
     monkeypatch.setattr(Reputation, "penalise", lambda self, peer, penalty, why: penalised.append(peer))
@@ -244,18 +212,6 @@ async def test_what_is_no_question_ends_a_stream_that_was_kept_and_has_its_price
         assert penalised == [one.peer_id] * len(kept)
 
 
-async def test_nothing_is_kept_of_a_peer_that_is_gone() -> None:
-    a = Recorder()
-    async with network(a) as one:
-        async with network(Recorder()) as two:
-            one.remember(two.addresses())
-            await a.until(lambda: a.connected)
-            await one.request(two.peer_id, "echo", b"", timeout_s=PATIENCE_S)
-            assert stack(one).requests._kept._kept
-        await a.until(lambda: a.disconnected)
-        assert not stack(one).requests._kept._kept
-
-
 async def test_a_question_goes_on_to_a_new_stream_when_the_other_end_has_closed_those_that_were_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -265,15 +221,6 @@ async def test_a_question_goes_on_to_a_new_stream_when_the_other_end_has_closed_
         await until(lambda: not answering._waiting)
         assert asking._kept._kept[peer]
         assert await one.request(peer, "echo", b"second", timeout_s=PATIENCE_S) == b"second"
-
-
-@pytest.mark.parametrize("size", [100, KEPT_BYTES])
-async def test_what_brought_much_is_kept_by_neither_end(size: int) -> None:
-    async with two_ends(Recorder()) as (one, asking, answering, peer):
-        for _ in range(6):
-            await one.request(peer, "echo", bytes(size), timeout_s=PATIENCE_S)
-        assert all(kept.brought_bytes <= KEPT_BYTES for kept in asking._kept._kept.get(peer, []))
-        assert bool(asking._kept._kept.get(peer)) is (size < KEPT_BYTES)
 
 
 async def test_what_is_no_name_of_a_protocol_ends_its_stream_alone() -> None:

@@ -14,7 +14,6 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     MAX_CLAIMED,
     SourceMean,
-    check_losses,
     losses_from,
     losses_in,
     member_of,
@@ -22,7 +21,6 @@ from protocol.wire.messages import (
     ready_of,
     unpack,
 )
-from protocol.wire.presence import MAX_LOSSES
 from tests.protocol.council import BASE, PEERS, RECORD, SETTINGS, a_ready, members
 
 ANN = Identity.from_seed(bytes([1]) * 32)
@@ -43,13 +41,6 @@ def test_losses_come_back_and_are_not_written_if_there_are_none() -> None:
     assert ready_of(member_of(ANN.peer_id, ready, bytes(64)), 5, 0, ready.base, ready.state) == ready
     assert b"losses" in ready.encode() and b"losses" not in a_ready().encode()
     assert losses_from(TWO[::-1]) == STATED, "one order"
-
-
-def test_as_many_sources_as_a_run_may_mix_have_room() -> None:
-    most = losses_from(SourceMean(number, MAX_CLAIMED, -1e9) for number in range(MAX_LOSSES))
-    check_losses(a_ready(losses=most).losses, MAX_LOSSES)
-    with pytest.raises(ValueError, match="losses"):
-        a_ready(losses=most + most[:1])
 
 
 @pytest.mark.parametrize(
