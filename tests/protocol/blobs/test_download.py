@@ -5,12 +5,14 @@ from __future__ import annotations
 from protocol.blobs.blob import ChunkSet
 from protocol.blobs.download import (
     COPIES,
+    FAST_WINDOW,
     FIRST_DUE_S,
     FIRST_RANGE_BYTES,
     MOST_OWED_BYTES,
     MOST_REST_S,
     MOST_SOURCES,
     MOST_UNPROVEN_BYTES,
+    PAUSE_S,
     REST_S,
     Download,
     Source,
@@ -25,6 +27,19 @@ FIRST_DEADLINE_S = 4 * FIRST_DUE_S
 
 def a_download(count: int = 8, here: ChunkSet = 0, seed: bytes = b"1", size: int = 1000) -> Download:
     return Download(even(count, size), here, seed)
+
+
+def test_an_overdue_chunk_is_asked_of_others_and_taken_all_the_same() -> None:
+    """Of two chunks nobody has the other one, so that this is no endgame."""
+    download = a_download(2)
+    assert download.has(ANN, 0b01, 0.0) == {ANN: [0]}
+    assert not download.has(BOB, 0b01, FIRST_DEADLINE_S - 0.1)
+    assert not download.expects(BOB, 0)
+    assert download.tick(FIRST_DEADLINE_S + 0.1) == {BOB: [0]}, "its score is better now"
+    assert download.expects(ANN, 0) and download.expects(BOB, 0)
+    download.came(ANN, 0, FIRST_DEADLINE_S + 1)
+    assert download.missing == 0b10 and download.owed_bytes == 0
+    assert not download.expects(ANN, 0) and not download.expects(BOB, 0)
 
 
 def test_who_does_not_keep_a_deadline_twice_is_left_alone() -> None:
@@ -45,6 +60,24 @@ def test_a_chunk_that_a_source_turns_down_is_asked_of_another_and_not_of_it() ->
     assert download.turned_down(ANN, (0,), 0.1) == {BOB: [0]}
     assert not download.has_use_of(ANN)
     assert not download.turned_down(ANN, (0,), 0.2), "it owes us nothing to turn down"
+
+
+def test_a_busy_source_keeps_what_it_has_and_another_is_asked() -> None:
+    download = a_download(1)
+    download.has(ANN, 1, 0.0)
+    download.has(BOB, 1, 0.0)
+    assert download.busy(ANN, (0,), 0.1) == {BOB: [0]}
+    assert download.has_use_of(ANN) and download.owed_bytes == 1000
+    download.gone(BOB, 0.2)
+    assert download.tick(3.0) == {ANN: [0]}
+
+
+def test_no_more_is_owed_than_memory_for_it() -> None:
+    size = 16 << 20
+    download = Download(even(64, size), 0, b"seed", reliability=Reliability(lambda peer: True))
+    wanted = [download.has(peer, (1 << 64) - 1, 0.0) for peer in PEERS]
+    assert sum(len(chunks) for wants in wanted for chunks in wants.values()) == MOST_OWED_BYTES // size
+    assert download.owed_bytes == MOST_OWED_BYTES
 
 
 def test_no_more_sources_are_kept_than_a_bound() -> None:
@@ -123,6 +156,13 @@ def test_a_mirror_is_asked_for_consecutive_chunks_that_peers_were_not_asked_for(
     assert not any(MIRROR in each for each in more[:-1]) and len(more[-1][MIRROR]) > len(wanted), "it is fast"
 
 
+def test_in_the_endgame_a_mirror_is_asked_for_what_peers_owe_late() -> None:
+    download = a_download(2)
+    download.has(ANN, 0b11, 0.0)
+    assert not download.has(MIRROR, 0b11, 0.1, is_mirror=True)
+    assert download.tick(9.0)[MIRROR]
+
+
 def test_who_fails_twice_rests_twice_as_long_each_time_and_heals() -> None:
     source, now, rests = Source(), 0.0, list[float]()
     for _ in range(8):
@@ -138,6 +178,18 @@ def test_who_fails_twice_rests_twice_as_long_each_time_and_heals() -> None:
     source.failed(now)
     source.failed(now)
     assert source.rests_until - now == REST_S
+
+
+def test_a_source_on_a_fast_line_is_asked_for_several_chunks_together() -> None:
+    source = Source()
+    source.owe(0, 1000, 10.0)
+    assert source.may_be_asked(10.0), "its window is small"
+    while source.window < FAST_WINDOW:
+        source.brought(1000, 0.01)
+    assert not source.may_be_asked(10.0 + PAUSE_S / 2)
+    assert source.may_be_asked(10.1)
+    source.owed_bytes -= 1000
+    assert source.may_be_asked(10.0 + PAUSE_S / 2), "it has nothing to send"
 
 
 MIB = 1 << 20
@@ -209,6 +261,19 @@ def test_withholders_of_one_download_are_asked_last_in_the_next_and_no_chunk_wai
         assert owed, "Ann is never idle while a chunk is missing that only they owe"
         second.came(ANN, owed[0], 200.1 + number)
     assert not second.missing
+
+
+def test_a_chunk_that_comes_late_counts_as_brought_and_one_with_wrong_bytes_as_withheld() -> None:
+    known = Reliability()
+    download = Download(even(1, 1000), 0, b"seed", reliability=known)
+    download.has(ANN, 1, 0.0)
+    download.tick(100.0)
+    download.came(ANN, 0, 101.0)
+    assert known.rank(ANN) == 0
+    other = Download(even(1, 1000), 0, b"seed", reliability=known)
+    other.has(BOB, 1, 0.0)
+    other.wrong(BOB, 1.0)
+    assert known.rank(BOB) == -1
 
 
 def test_sources_without_merit_owe_half_together_whatever_their_number() -> None:

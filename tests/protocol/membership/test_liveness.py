@@ -150,6 +150,20 @@ def test_on_a_busy_computer_six_turns_without_a_sign_of_life_are_silence_however
         assert events == [PeerSuspected(PEER, SUSPECT_S + LONGEST_S, disconnected=False)], turn_s
 
 
+def test_a_peer_that_connects_anew_has_shown_that_it_is_alive() -> None:
+    membership = heard()
+    assert ticked(membership, 5.0) == [] and membership.on_connected(PEER, 5.0) == []
+    assert ticked(membership, 5.0 + SUSPECT_S) == [] and membership.silent_s(PEER, 5.0 + SUSPECT_S) == SUSPECT_S
+
+
+def test_the_time_in_which_we_were_deaf_is_counted_once_though_we_slept_as_well() -> None:
+    membership = heard()
+    membership.tick(1.0)
+    membership.excuse(999.0, 1000.0)
+    assert membership.tick(1000.0) == []
+    assert membership.silent_s(PEER, 1000.0) == 1.0 and membership.started == 999.0
+
+
 def crowd(membership: Membership, first: int, count: int, forwarder: PeerId = BOB.peer_id, now: float = 1.0) -> int:
     """The first heartbeats of so many keys, which this neighbour forwards; how many were news."""
     keys = [PeerId(f"key {number}") for number in range(first, first + count)]
@@ -185,6 +199,11 @@ A_MEMBER, A_STRANGER = PeerId("member 0"), ME.peer_id
 def test_members_and_only_so_many_connected_strangers_slow_a_member_down(strangers: int) -> None:
     assert swarm(A_MEMBER, 0, strangers).beat_s == beat_interval_s(1 + COUNTED_STRANGERS)
     assert swarm(A_MEMBER, SLOW_ABOVE, strangers).beat_s == beat_interval_s(1 + SLOW_ABOVE + COUNTED_STRANGERS)
+
+
+def test_each_peer_slows_a_stranger_down_unless_there_are_no_members_yet() -> None:
+    assert swarm(A_STRANGER, SLOW_ABOVE, 400).beat_s == beat_interval_s(1 + SLOW_ABOVE + 400)
+    assert swarm(A_STRANGER, 0, 400).beat_s == beat_interval_s(COUNTED_STRANGERS)
 
 
 @pytest.mark.parametrize("me", [A_MEMBER, A_STRANGER])
@@ -251,6 +270,12 @@ def test_a_recording_brings_nobody_back_that_was_forgotten() -> None:
     assert liveness(membership) is Liveness.UNPROVEN
 
 
+def test_who_was_connected_once_is_heard_by_any_way() -> None:
+    membership = heard()
+    membership.on_disconnected(PEER, 1.0)
+    assert membership.on_heartbeat(PEER, a_heartbeat(seq=2), 1.0, BOB.peer_id)[0] and membership.is_live(PEER)
+
+
 def test_an_unproven_peer_is_forgotten_soon_and_its_goodbye_at_once() -> None:
     membership = Membership(ME.peer_id, 0.0, TheseMembers())
     membership.on_heartbeat(PEER, a_heartbeat(), 0.0, BOB.peer_id)
@@ -267,6 +292,11 @@ def test_goodbyes_of_unknown_strangers_are_no_news_and_those_of_members_are_kept
     for number in range(2 * MAX_MEMBERS):
         assert membership.on_goodbye(PeerId(f"key {number}"), Goodbye(incarnation=1, seq=5)) == (False, [])
     assert not membership.on_heartbeat(PEER, a_heartbeat(seq=4), 1.0, PEER)[0]
+
+
+def test_a_peer_is_called_by_its_name_else_by_the_end_of_its_id() -> None:
+    membership = heard()
+    assert (membership.name(PEER), membership.name(BOB.peer_id)) == ("ann", f"…{BOB.peer_id[-6:]}")
 
 
 # -- signs of life that are no heartbeats ------------------------------------------------------------------------------

@@ -15,15 +15,19 @@ from protocol.node.node import Node
 from protocol.offload import Offload, charged, charging
 from protocol.run.manifest import Admission
 from protocol.run.settings import NodeSettings
+from protocol.transport.answer_budget import AnswerBudget
 from protocol.transport.task_group import TaskGroup
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
+from tests.attacks.statements import large_record_proposal
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN, BOB, TableNetwork, a_session, at_once
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 108)]
+RUN = a_run(ANN, BOB)
+"""Founded by Ann and Bob, so strangers are all others."""
 
 
 LISTED = {
@@ -42,6 +46,53 @@ class Ledger:
     async def run(self, offload: Offload, function: Callable[..., Any], *arguments: Any) -> Any:
         self.paid.append(function.__name__)
         return await offload(function, *arguments)
+
+
+def beside_a_node(folder: Path, check: Callable[[Node], Awaitable[None]]) -> None:
+    """Run `check` in virtual time, while a node with its real parts handles traffic; no round runs."""
+
+    async def main() -> None:
+        signed, events = RUN, list[Event]()
+        replica = a_replica(signed, folder)
+        session = a_session(signed.run, TableNetwork(), events)
+        node = Node(session, replica, None, NodeSettings("me", Role.TRAINER, "0", 1), at_once)
+        try:
+            async with node.router.open() as nursery:
+                await check(node)
+                nursery.cancel_scope.cancel()
+        finally:
+            replica.state.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_debt", [False, True])
+def test_a_member_waits_for_no_turn_of_strangers_with_large_statements(tmp_path: Path, in_debt: bool) -> None:
+    """The turn of a stranger, or of a member in debt, may be minutes away; statements are decoded one at a time."""
+
+    async def check(node: Node) -> None:
+        budget = AnswerBudget(node.router, node.router.has_allowance)
+        run = RUN.run
+        before = [BOB] if in_debt else STRANGERS
+        for each in before:
+            budget.charge(each.peer_id, 1000.0)
+
+        async def tell(teller: Identity) -> None:
+            with charging(budget.payer(teller.peer_id)):
+                await node.router.on_request(teller.peer_id, "round", large_record_proposal(teller, run, 0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(budget.run)
+            for each in before:
+                nursery.start_soon(tell, each)
+            await trio.sleep(1.0)
+            began = trio.current_time()
+            await tell(ANN)
+            assert trio.current_time() == began
+            nursery.cancel_scope.cancel()
+
+    beside_a_node(tmp_path, check)
 
 
 @pytest.mark.parametrize("admission", Admission)

@@ -25,6 +25,7 @@ from protocol.rollouts.events import (
     TrainerIdle,
     VerifyBatch,
 )
+from protocol.rollouts.pool import HOLD_S
 from protocol.rollouts.trust import PLACES, TrustScores
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -112,6 +113,29 @@ def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_proc
 
 
 # -- crowds of keys -------------------------------------------------------------------------------------------------------
+
+
+def test_who_withheld_bytes_comes_after_others() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear(CROWD[0], root_of(0))
+    table.tell(FetchEnded(CROWD[0], root_of(0), False))
+    table.hear(CROWD[1], root_of(1))
+    table.hear(CROWD[2], root_of(2))
+    table.hear(CROWD[0], root_of(3), number=1)
+    table.now += HOLD_S
+    table.tick()
+    table.hear(CROWD[3], root_of(4))
+    assert fetched_in(table.tell(FetchEnded(CROWD[1], root_of(1), False))) == [CROWD[3]]
+    assert fetched_in(table.tell(FetchEnded(CROWD[2], root_of(2), False))) == [CROWD[0]]
+
+
+def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    for number in range(2):
+        table.take(CROWD[number], root_of(number))
+    assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
+    fetched = fetched_in(table.tell(PoolTick(table.validators, {})))
+    assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
 
 
 def test_who_is_set_aside_while_its_bytes_are_coming_holds_no_place_among_the_fetches() -> None:
@@ -248,15 +272,15 @@ def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
     assert len(table.pool._context.validators) == policies.MOST_DEALT and table.pool._context.validators > {*CROWD[:40]}
 
 
+# -- room -----------------------------------------------------------------------------------------------------------------
+
+
 def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
     monkeypatch.setattr(trust, "MOST_OF_ONE", 3)
     table = Table(Role.SEED)
     for number in range(5):
         table.hear(number=number, root=hash_bytes("root", bytes([number])))
     assert len([*table.pool]) == 3
-
-
-# -- room -----------------------------------------------------------------------------------------------------------------
 
 
 def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
@@ -308,6 +332,20 @@ def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
     assert kinds(table.tick()) == [DiscardBytes], "it was heard before its record was here"
     assert kinds(table.fetched()) == [DiscardBytes], "its fetch was just at its end"
     assert table.tell(TrainerIdle()) == []
+
+
+def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.trust.right(WORKER)
+    strangers = VALIDATORS[:3]
+    for number, author in enumerate([WORKER, WORKER, *strangers]):
+        root = hash_bytes("root", bytes([number]))
+        table.take(author, root, number=number)
+    checked = []
+    for _ in range(4):
+        [check] = [effect for effect in table.tell(TrainerIdle()) if isinstance(effect, VerifyBatch)]
+        checked.append(check.batch.author == WORKER)
+    assert checked == [False, True, False, True]
 
 
 @pytest.mark.parametrize("why", ["learned from", "no tasks"])

@@ -76,6 +76,15 @@ def test_a_cut_invitation_is_noticed(length: int) -> None:
             read_invitation(cut)
 
 
+@pytest.mark.slow
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_random_text_is_malformed(text: str) -> None:
+    for candidate in (text, "mh1" + text):
+        with pytest.raises(Malformed):
+            read_invitation(candidate)
+
+
 def test_an_endless_text_is_refused_without_decoding() -> None:
     with pytest.raises(Malformed, match="too long"):
         read_invitation("mh1" + "2" * 10_000_000)

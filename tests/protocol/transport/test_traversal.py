@@ -42,6 +42,7 @@ from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.recorder import RUN, Recorder, network, pair, stack, until
 
 A, B = (Identity.generate().peer_id for _ in range(2))
+HERE: End = ("127.0.0.1", 0)
 
 
 @asynccontextmanager
@@ -117,6 +118,23 @@ async def test_peers_that_reach_a_third_one_are_joined_there_and_then_find_a_way
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("asker_listens", [True, False])
+async def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whichever_asked(asker_listens: bool) -> None:
+    """One asks for the meeting; the socket goes to the one of the two that can be dialled."""
+    async with through_a_relay() as (one, _, two, b):
+        dialled, other = (one, two) if asker_listens else (two, one)
+        stack(other).traversal._meetings._candidates = lambda outside: []  # type: ignore[method-assign]
+        one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
+        await b.until(lambda: one.peer_id in b.connected)
+        await until(lambda: "relayed" not in (one.link(two.peer_id), two.link(one.peer_id)), 60)
+        assert one.link(two.peer_id) == ("reversed" if asker_listens else "direct")
+        where = ("127.0.0.1", dialled.own.port)
+        assert stack(other).traversal._dialled()[dialled.peer_id] == where
+        assert other.peer_id not in stack(dialled).traversal._dialled()
+        assert await stack(other).traversal.circuits._gets_place(dialled.peer_id)
+
+
+@pytest.mark.slow
 async def test_pushes_go_through_the_relay_where_there_is_no_other_way() -> None:
     async with through_a_relay() as (one, between, two, b):
         for end in (one, two):
@@ -144,27 +162,13 @@ async def test_a_handshake_that_is_cancelled_leaves_no_socket_open() -> None:
 
 @pytest.mark.slow
 async def test_a_relay_leads_to_nobody_without_a_place_and_gives_none_when_its_owner_wants_none() -> None:
-    """Strangers take so many circuits of it, nonsense is answered with no, and a rate of 0 gives none."""
     async with through_a_relay() as (one, between, two, _):
-        circuits, given = stack(one).traversal.circuits, list[trio.socket.SocketType]()
+        circuits = stack(two).traversal.circuits
         with pytest.raises(Unreachable, match="does not lead"):
-            await stack(two).traversal.circuits.open(between.peer_id, one.peer_id)
-        generator, where = random.Random(2), protocol_of(RUN, relay.RELAY_PROTOCOL)
-        for _ in range(20):
-            question = bytes([2]) + generator.randbytes(relay.QUESTION.size - 1)
-            answer, _ = await ask(stack(one).host, between.peer_id, where, question, relay.ANSWER.size, 60)
-            assert answer[0] == 0
-        with pytest.raises(Unreachable):
-            for _ in range(relay.MAX_STRANGERS_CIRCUITS + 1):
-                sock, way = await circuits.open(between.peer_id, two.peer_id)
-                assert way.kind is LinkKind.RELAYED and way.relay == between.peer_id
-                given.append(sock)
-        assert len(given) == relay.MAX_STRANGERS_CIRCUITS
-        for sock in given:
-            sock.close()
+            await circuits.open(between.peer_id, one.peer_id)
         stack(between).traversal.relay._rate = 0
         with pytest.raises(Unreachable, match="does not lead"):
-            await circuits.open(between.peer_id, two.peer_id)
+            await stack(one).traversal.circuits.open(between.peer_id, two.peer_id)
 
 
 async def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_at_relays() -> None:
@@ -176,6 +180,31 @@ async def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_
         parts.inquiry.now = Reachability(verdicts)
         assert parts.inquiry.now.overall is AddressVerdict.REACHABLE
         assert parts.traversal.circuits._reached() is AddressVerdict.UNREACHABLE
+
+
+@pytest.mark.slow
+async def test_a_relay_answers_nonsense_with_no_and_goes_on() -> None:
+    async with through_a_relay() as (one, between, two, _):
+        generator, where = random.Random(2), protocol_of(RUN, relay.RELAY_PROTOCOL)
+        for _ in range(20):
+            question = bytes([2]) + generator.randbytes(relay.QUESTION.size - 1)
+            answer, _ = await ask(stack(one).host, between.peer_id, where, question, relay.ANSWER.size, 60)
+            assert answer[0] == 0
+        sock, way = await stack(one).traversal.circuits.open(between.peer_id, two.peer_id)
+        sock.close()
+        assert way.kind is LinkKind.RELAYED and way.relay == between.peer_id
+
+
+@pytest.mark.slow
+async def test_what_one_peer_and_all_strangers_can_take_of_a_relay_is_limited() -> None:
+    async with through_a_relay() as (one, between, two, _):
+        one_end, given = stack(one).traversal.circuits, []
+        with pytest.raises(Unreachable):
+            for _ in range(relay.MAX_STRANGERS_CIRCUITS + 1):
+                given.append(await one_end.open(between.peer_id, two.peer_id))
+        assert len(given) == relay.MAX_STRANGERS_CIRCUITS
+        for sock, _ in given:
+            sock.close()
 
 
 async def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
@@ -210,6 +239,11 @@ async def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
     assert [sock.fileno() for sock in came if sock is not theirs] in ([], [-1])
     ours.close()
     theirs.close()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_race_with_nobody_is_lost_in_time() -> None:
+    assert await Race(b"t" * punching.TOKEN_BYTES, True, None).run([]) is None
 
 
 @pytest.fixture
@@ -314,8 +348,6 @@ HOME, LAN, ELSEWHERE = "203.0.113.7", "192.168.1.7", "198.51.100.9"
             [HOME, HOME, LAN, "2001:db8::1"],
         ),
         (None, ["10.0.0.1", "10.0.0.2", "172.16.0.1"], ["10.0.0.1"]),
-        ("::", ["93.184.216.34", "127.0.0.1"], []),
-        ("224.0.0.1", ["93.184.216.34", "127.0.0.1"], []),
         (HOME, [], []),
     ],
 )
@@ -358,6 +390,12 @@ async def test_a_stranger_behind_a_relay_is_dialled_only_where_the_relay_sees_it
             found = meetings._to_dial(there.peer_id, connection.muxed_conn, offer)
             dialled.append([each.end[0] for each in found])
         assert dialled == [named[:5] if is_member else ["127.0.0.1"]] * 2
+
+
+@pytest.mark.parametrize("seen", ["::", "0.0.0.0", "224.0.0.1"])
+def test_a_relay_that_sees_a_stranger_nowhere_has_us_dial_nobody(seen: str) -> None:
+    named = [DialCandidate((ip, 4001)) for ip in ("93.184.216.34", "127.0.0.1", "192.168.77.1")]
+    assert at_its_addresses(named, (seen, 0)) == []
 
 
 @pytest.mark.slow
