@@ -50,7 +50,7 @@ SNAPSHOTS = Path("tests/tui/__snapshots__/test_snapshots")
 PICTURES = {
     "interface.svg": "test_a_run_that_says_what_it_is_for[120x40].svg",
     "interface-wide.svg": "test_a_run_that_says_what_it_is_for[200x60].svg",
-    "interface-light.svg": "test_a_light_terminal[120x40].svg",
+    "interface-light.svg": "test_a_light_terminal.svg",
     "training.svg": "test_a_panel_alone[1-training-80x24].svg",
     "swarm.svg": "test_the_details_of_another_peer[80x24].svg",
     "round.svg": "test_a_panel_alone[3-round-80x24].svg",
@@ -58,7 +58,7 @@ PICTURES = {
     "log.svg": "test_a_panel_alone[5-log-80x24].svg",
     "run.svg": "test_a_panel_alone[7-run-80x24].svg",
     "samples.svg": "test_a_run_with_prompts[samples-80x24].svg",
-    "me.svg": "test_the_owner_of_a_gpu[alone-80x24].svg",
+    "me.svg": "test_the_owner_of_a_gpu[80x24].svg",
     "rollouts.svg": "test_the_rollouts_alone[writer-80x24].svg",
 }
 """Pictures in docs/pictures, each with the snapshot that it is a copy of."""

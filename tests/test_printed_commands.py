@@ -202,13 +202,10 @@ def test_targets_of_make_in_documents(path: Path) -> None:
     "command",
     [
         "peer stop",
-        "peer run creat x.toml",
         "peer join --rol seed",
         "peer join --role cook",
         "peer leave now",
-        "peer config max_upp 1",
         "ssh host peer wach",
-        "PEER_PORT=1 peer jion",
         "peer status && peer halt",
         f"peer watch {VALUE} --web {VALUE} more",
     ],

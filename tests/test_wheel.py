@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from email.message import Message
 from email.parser import Parser
 from zipfile import ZipFile
@@ -55,25 +54,3 @@ def test_the_page_on_an_index_leads_somewhere(metadata: Message) -> None:
     assert targets and all(target.startswith("https://") for target in targets), "relative links lead nowhere on an index"
     files = [target.partition("/blob/main/")[2] for target in targets if target.startswith(urls["Homepage"])]
     assert files and all((ROOT / file).is_file() for file in files)
-
-
-def test_the_classifiers_name_the_python_versions_and_the_system(metadata: Message) -> None:
-    classifiers = set(metadata.get_all("Classifier", []))
-    least = str(metadata["Requires-Python"]).removeprefix(">=")
-    wanted = {f"Programming Language :: Python :: {least}", "Operating System :: POSIX :: Linux", "Typing :: Typed"}
-    assert wanted <= classifiers
-    assert metadata["License-Expression"] == "MIT"
-
-
-def test_every_dependency_has_a_tested_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    extras = project["optional-dependencies"]
-    ours = re.fullmatch(r"manyhands\[(.+)\]", next(each for each in extras["dev"] if each.startswith("manyhands[")))
-    assert ours is not None
-    wanted = [*project["dependencies"], *extras["dev"], *(each for extra in ours[1].split(",") for each in extras[extra])]
-    assert not _names(wanted) - _names(pins) - {"manyhands"}
-
-
-def _names(requirements: list[str]) -> set[str]:
-    return {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in requirements}

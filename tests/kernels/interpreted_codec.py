@@ -44,14 +44,14 @@ def mean_on_gpu(codec: Codec, parts: list[bytes], weights: list[int], count: int
 
 
 @every_codec
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(values=vectors())
 def test_encode_gives_the_bytes_of_the_cpu(codec: Codec, values: Floats) -> None:
     assert on_gpu(codec, values, np.zeros_like(values))[0] == encoded(codec.contribution, values)
 
 
 @every_codec
-@pytest.mark.parametrize("count", [1, 4096, 4097, 9999])
+@pytest.mark.parametrize("count", [1, 9999])
 def test_difference_and_norm_are_those_of_the_cpu(codec: Codec, count: int) -> None:
     base, values = normal(count, 1), normal(count, 2)
     data, length = on_gpu(codec, base, values)
@@ -60,9 +60,9 @@ def test_difference_and_norm_are_those_of_the_cpu(codec: Codec, count: int) -> N
 
 
 @with_feedback
-@pytest.mark.parametrize("count", [1, 4096, 9999])
-def test_the_residual_has_the_bits_of_the_cpu(name: str, count: int) -> None:
-    codec, base, values = LADDER[name], normal(count, 1), normal(count, 2)
+def test_the_residual_has_the_bits_of_the_cpu(name: str) -> None:
+    codec, count = LADDER[name], 9999
+    base, values = normal(count, 1), normal(count, 2)
     ours, theirs = normal(count, 3), normal(count, 3)
     ours[count // 2] = theirs[count // 2] = np.nan
     out = bytearray(encoded(codec.contribution, np.zeros(count, np.float32)))
@@ -91,7 +91,7 @@ def test_differences_that_are_not_finite_are_refused(codec: Codec, bad: float) -
 
 
 @every_codec
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(values=vectors(), weights=st.lists(st.integers(1, 2**40), min_size=1, max_size=4))
 def test_weighted_mean_gives_the_bytes_of_the_cpu(codec: Codec, values: Floats, weights: list[int]) -> None:
     parts = [encoded(codec.contribution, np.roll(values, place)) for place in range(len(weights))]
@@ -101,7 +101,7 @@ def test_weighted_mean_gives_the_bytes_of_the_cpu(codec: Codec, values: Floats, 
 
 
 @every_codec
-@pytest.mark.parametrize("count", [1, 4096, 4097, 9999])
+@pytest.mark.parametrize("count", [1, 9999])
 def test_weighted_mean_of_ordinary_values_gives_the_bytes_of_the_cpu(codec: Codec, count: int) -> None:
     parts = [encoded(codec.contribution, normal(count, seed)) for seed in range(4)]
     mean, expected = mean_on_gpu(codec, parts, [5, 1, 7, 2], count), mean_of(codec, parts, [5, 1, 7, 2], count)
@@ -116,8 +116,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
     leave_group()
 
 
-@pytest.mark.parametrize("kind", ["whole", "shared"])
-@pytest.mark.parametrize("name", ["int4", "top64"])
+@pytest.mark.parametrize(("kind", "name"), [("whole", "top64"), ("shared", "int4")])
 def test_a_whole_contribution_has_the_bytes_of_the_cpu(
     alone: None, kind: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

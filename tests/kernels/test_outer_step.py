@@ -73,7 +73,7 @@ def test_whatever_members_claim_the_step_stays_in_its_range(tokens: list[int], i
     assert (rate * GRID).is_integer() and (momentum * GRID).is_integer()
 
 
-@pytest.mark.parametrize("inner_steps", [1, 10, 20, 30, 55, 100, 200, 500])
+@pytest.mark.parametrize("inner_steps", [1, 10, 30, 100, 500])
 def test_the_more_members_the_further_a_steady_direction_is_followed(inner_steps: int) -> None:
     steps = [automatic([4096] * members, inner_steps) for members in range(1, 257)]
     momenta = [step.momentum for step in steps]

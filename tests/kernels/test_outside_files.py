@@ -48,7 +48,6 @@ def _socket(path: Path) -> None:
 OUT, IRREGULAR = "it is a link that leads out of the folder", "it is not a regular file"
 ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (lambda path: path.symlink_to(path.parent.parent / "secret"), OUT),
-    "relative link": (lambda path: path.symlink_to("../secret"), OUT),
     "link with a way back": (lambda path: path.symlink_to("inner/../../secret"), OUT),
     "link to a link": (lambda path: _links(path, "next", "../secret", "next"), OUT),
     "link through a linked folder": (lambda path: _links(path, "up", "..", "up/secret"), OUT),
@@ -56,7 +55,6 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "environment of the process": (lambda path: path.symlink_to("/proc/self/environ"), OUT),
     "device": (lambda path: path.symlink_to("/dev/zero"), OUT),
     "dangling link out": (lambda path: path.symlink_to("/nowhere/at/all"), OUT),
-    "link to the folder above": (lambda path: path.symlink_to(".."), OUT),
     "link to the folder": (lambda path: path.symlink_to("."), "it is a link to its folder"),
     "folder": (lambda path: path.symlink_to("inner"), IRREGULAR),
     "pipe": (lambda path: os.mkfifo(path), IRREGULAR),

@@ -121,19 +121,6 @@ def test_what_is_not_as_it_was_marked_is_no_original(tmp_path: Path, change: Cal
     assert is_original(changed)
 
 
-def test_what_happens_to_a_folder_every_day_makes_no_copy_of_it(tmp_path: Path) -> None:
-    """It moves within its disk, gets other permissions, is read by a backup, or linked by one."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    mark_original(folder)
-    folder.rename(tmp_path / "elsewhere")
-    path = tmp_path / "elsewhere" / MARK
-    path.chmod(0o640)
-    path.read_bytes()
-    os.link(path, tmp_path / "snapshot")
-    assert is_original(tmp_path / "elsewhere")
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # A log keeps its newest lines, whole and in order, and stays under its limit.
 
@@ -151,19 +138,6 @@ def test_the_files_rotate_and_stay_under_their_limit(tmp_path: Path, names: list
     assert all(path.stat().st_size <= 1000 for path in paths)
     kept = [int(line.split()[1]) for path in paths for line in path.read_text().splitlines()]
     assert kept == list(range(kept[0], 500)) and len(kept) > 90 * (len(names) - 1)
-
-
-def test_one_piece_that_is_larger_than_the_limit_is_kept_whole(tmp_path: Path) -> None:
-    file = RotatingFile(tmp_path, NAMES[:2], max_bytes=10)
-    file.append(b"x" * 50)
-    file.append(b"y")
-    assert (tmp_path / "some.log").read_bytes() == b"y" and (tmp_path / "some.1.log").read_bytes() == b"x" * 50
-
-
-def test_a_folder_that_cannot_be_is_an_os_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        RotatingFile(tmp_path / "file", NAMES, max_bytes=10).append(b"x")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from peer.formatting import columns, computer_rows, contribution_rows, energy, fit, gpu_line, limit_rows, pad, wrapped
-from protocol.events.status import ComputerStatus, ContributionStatus, GpuStatus
+from peer.formatting import columns, computer_rows, fit, gpu_line, limit_rows, pad, wrapped
+from protocol.events.status import ComputerStatus, GpuStatus
 from protocol.formatting import (
     clean,
     naming,
@@ -52,21 +52,6 @@ def test_a_computer_is_described_as_far_as_it_is_known() -> None:
     assert gpu_line(GpuStatus(name="\x1b[2J", watts=0.4)) == "0 W, [2J"
 
 
-def test_a_contribution_has_a_rank_once_there_is_credit_and_days_once_there_are_several() -> None:
-    given = ContributionStatus(
-        rounds=9, tokens=34_100_000, tokens_today=1_200_000, rank=3, contributors=12, streak=4, days=5
-    )
-    assert contribution_rows(status(contribution=given)) == [
-        ("given", "1.2 M tokens today, 34.1 M in all; rank 3 of 12"),
-        ("counted", "9 of 12 rounds, the last 4 in a row, 5 days in a row"),
-    ]
-    assert contribution_rows(status(contribution=ContributionStatus(days=1))) == [
-        ("given", "0 tokens today, 0 in all"),
-        ("counted", "0 of 12 rounds, the last 0 in a row"),
-    ]
-    assert contribution_rows(status()) == []
-
-
 def test_limits_and_rests_are_named_as_settings() -> None:
     limited = replace(COMPUTER, memory_limit=8_000_000_000)
     planned = "from Monday 08:00, on battery"
@@ -81,22 +66,3 @@ def test_limits_and_rests_are_named_as_settings() -> None:
     ]
     assert [word for word, _ in limit_rows(status(computer=COMPUTER, role="seed"))] == ["limits"], "it never computes"
     assert limit_rows(status()) == [], "of an older peer, nobody knows"
-
-
-@pytest.mark.parametrize(
-    ("joules", "said"),
-    [(0.0, "0.0 Wh"), (3600.0, "1.0 Wh"), (36_000.0, "10 Wh"), (3_596_400.0, "999 Wh"), (3_600_000.0, "1.0 kWh")],
-)
-def test_energy_is_in_watt_hours(joules: float, said: str) -> None:
-    assert energy(joules) == said
-
-
-@pytest.mark.parametrize(
-    ("rounds", "streak", "told"),
-    [(9, 3, "9 of 12 rounds, the last 3 in a row"), (0, 3, "the last 3 rounds in a row"), (0, 0, "0 of 12 rounds, the")],
-)
-def test_a_peer_without_rounds_as_a_member_is_not_said_to_count_in_more_than_all(
-    rounds: int, streak: int, told: str
-) -> None:
-    given = ContributionStatus(rounds=rounds, streak=streak)
-    assert dict(contribution_rows(status(round=12, contribution=given)))["counted"].startswith(told)

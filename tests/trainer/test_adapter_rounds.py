@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,18 +26,6 @@ def test_one_member_is_the_reference_whatever_is_trained(bench: Bench, rank: int
     loss = bench.run(case)
     assert loss == pytest.approx(bench.run(case.reference), rel=1e-3)
     assert loss < bench.start_loss("bf16")
-
-
-@pytest.mark.slow
-def test_outer_step_codec_and_fragments_change_the_loss_of_a_run(bench: Bench) -> None:
-    case = Case(0, 1e-2, inner_steps=4, rank=4)
-    cases = [
-        case,
-        replace(case, outer="1/0"),
-        replace(case, codec="int4"),
-        replace(case, fragments=2, delay=1),
-    ]
-    assert len({bench.run(each) for each in cases}) == len(cases)
 
 
 def test_the_last_line_is_the_table_as_json(

@@ -13,14 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from kernels.schedule import Place
-from protocol.corpora.manifest import CorpusKind
 from protocol.formats.adapter import AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
 from tests.trainer import small
-from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
-from trainer import memory
-from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import AdaptedLinear, Decoder, FrozenBase
@@ -30,7 +26,6 @@ from trainer.reference import ZeroFactors
 from trainer.weights.base import load_base
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
-from trainer.worker import Task, Worker
 
 Targets = Literal["all", "attention", "mlp"]
 Format = Literal["int8", "int4"]
@@ -104,29 +99,6 @@ def test_the_gradients_are_those_of_autograd(bias: bool) -> None:
         found.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
-
-
-@pytest.mark.parametrize("targets", ["all", "attention", "mlp"])
-def test_a_layer_keeps_for_its_gradients_what_the_estimate_says(targets: Targets) -> None:
-    config = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 7})
-    adapter = AdapterConfig(rank=16, targets=targets)
-    model = Decoder(config, small.CPU, base=base_of(config, adapter, random_parameters(config)))
-    assert model.base is not None
-    weights = [model.flat, *model.base.tensors.values()]
-    own, kept, alive = {each.untyped_storage().data_ptr() for each in weights}, dict[int, int](), list[torch.Tensor]()
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # so that no other one gets its place
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(torch.zeros(4, 64, dtype=torch.int64))
-    run = replace(small.config(), model=config, adapter=adapter)
-    estimate = memory._saved_bytes(config, bf16=False) + memory._factor_bytes(run, config.layers, bf16=False)
-    assert sum(kept.values()) / 256 == pytest.approx(estimate, rel=0.08)
 
 
 @pytest.mark.parametrize("targets", ["all", "mlp"])
@@ -209,26 +181,3 @@ def test_a_damaged_file_of_the_frozen_model_is_called_by_its_name_and_its_path(t
     (tmp_path / "config.json").write_text(json.dumps(described | {"intermediate_size": 40}))
     with pytest.raises(FolderError, match=r"the run's frozen model: .* has the shape .*; ask the organiser"):
         load_base(run, small.CPU, torch.float32)
-
-
-def test_preferences_are_compared_with_the_frozen_model_and_need_no_other_weights(tmp_path: Path) -> None:
-    shape = Shape(CorpusKind.PREFERENCE, row_tokens=17, block_tokens=34)
-    folder = write_corpus(tmp_path / "corpus", shape, {"a": (preferences(1, 40, 17), preferences(2, 9, 17))})
-    base = tmp_path / "base"
-    base.mkdir()
-    model, adapter = ModelConfig.from_mapping(small.MODEL), AdapterConfig(rank=4)
-    write_folder(base, model, in_blocks(random_parameters(model)), ExportFormat.BF16, context=64, eos=None)
-    sections = small.run_sections(folder, {"a": 1}, format="preference", sequences_per_step=5, beta=0.5)
-    files = {**sections["files"], **{f"base/{path.name}": str(path) for path in base.iterdir()}}
-    run = replace(TrainingConfig.from_sections(sections), adapter=adapter, files=files)
-    theta = np.empty(run.parameters, np.float32)
-    initial_parameters(model, 7, theta, adapter)
-    worker = Worker(run, small.CPU, tmp_path)
-    out = memoryview(bytearray(worker.layout.payload_bytes))
-    margins = []
-    for round in (3, 4):  # a newcomer, which was not in the first round
-        done = worker.compute(Task(round, [[0, 20]], 4, 0), theta, out, lambda *step: False)
-        margins.append(done.margin)
-        theta = worker.model.flat.numpy().copy()
-    assert margins[0] is not None and margins[1] is not None and abs(margins[0]) < margins[1]
-    assert not (tmp_path / "initial.bf16").exists()

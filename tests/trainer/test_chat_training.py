@@ -20,7 +20,6 @@ from tests.trainer import small
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from trainer.config import TrainingConfig
 from trainer.data.rows import Rows
-from trainer.evaluation import Evaluation
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder, Documents, hidden_states
 from trainer.objective import LanguageModelObjective
@@ -131,28 +130,11 @@ def test_micro_batches_of_unequal_counts_give_the_gradient_of_the_whole(tmp_path
     torch.testing.assert_close(whole.model.gradient, parts.model.gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_the_held_out_loss_is_the_mean_of_what_counts(tmp_path: Path) -> None:
-    worker = Worker(config(tmp_path), small.CPU)
-    theta = begun(worker)
-    evaluation = worker.evaluation(theta)
-    assert isinstance(evaluation, Evaluation) and evaluation.total == worker.reading.held_out_windows > 1
-    worker.work.load(theta)
-    rows = worker.reading.rows(range(evaluation.total), held_out=True)
-    with torch.no_grad():
-        assert worker.evaluate(theta) == pytest.approx(loss_of(worker.model, rows), rel=1e-4)
-
-
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     run = with_tokenizer(tmp_path)
     smaller = ModelConfig.from_mapping(small.MODEL)
     with pytest.raises(ValueError, match="has 260 tokens, more than its model .256."):
         Worker(TrainingConfig(**{**vars(run), "model": smaller}), small.CPU)
-
-
-def test_a_run_without_data_is_refused() -> None:
-    section = {"sequence_length": 16, "sequences_per_step": 2}
-    with pytest.raises(ValueError, match="the run names no data to train on"):
-        Worker(small.config(data=section), small.CPU)
 
 
 def test_a_file_of_the_run_that_is_not_here_is_named(tmp_path: Path) -> None:

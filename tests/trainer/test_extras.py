@@ -92,7 +92,6 @@ py-modules = ["stand_in"]
 """A small distribution in place of ours, whose extra is small as well."""
 ASK = "from extras import install_command; print(install_command('web'))"
 INSTALLERS = {
-    "pip": ("{tools}/python -m venv {home}/env", "{home}/env/bin/python -m pip install -q {source}"),
     "uv": ("{tools}/uv tool install -q {source}",),
     "pipx": ("{tools}/pipx install -q {source}",),
 }
@@ -125,15 +124,10 @@ def test_the_command_for_an_installation_is_carried_out(installer: str, tmp_path
         assert done.returncode == 0, done.stdout
         return done.stdout
 
-    if installer != "pip":
-        carry_out(f"{{tools}}/python -m pip install -q {installer}")
+    carry_out(f"{{tools}}/python -m pip install -q {installer}")
     for command in INSTALLERS[installer]:
         carry_out(command)
-    (python,) = {
-        "pip": [tmp_path / "env/bin/python"],
-        "uv": [tmp_path / "uv/manyhands/bin/python"],
-        "pipx": [tmp_path / "pipx/venvs/manyhands/bin/python"],
-    }[installer]
+    python = tmp_path / {"uv": "uv/manyhands/bin/python", "pipx": "pipx/venvs/manyhands/bin/python"}[installer]
     (tmp_path / "asked").mkdir()
     shutil.copy(ROOT / "trainer/extras.py", tmp_path / "asked")  # beside ROOT may be the metadata of this very distribution
     environment["PYTHONPATH"] = str(tmp_path / "asked")

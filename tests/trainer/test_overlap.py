@@ -1,4 +1,4 @@
-"""The table of overlapped rounds in small: what is compared with what, and when a result arrives."""
+"""The table of overlapped rounds in small: what is compared with what."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import diloco_bench, overlap
 from benchmarks.diloco_bench import Bench, Settings
-from benchmarks.overlap import Case, Losses, begin, losses_of
+from benchmarks.overlap import Case, Losses, losses_of
 
 SMALL = Settings(steps=8, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
 
@@ -23,21 +23,6 @@ def bench(one_thread: None) -> Bench:
 def test_a_plain_run_is_that_of_the_table_without_overlap(bench: Bench) -> None:
     [loss] = bench.run(diloco_bench.Case(0, 4, (8,), 4, "auto"))
     assert losses_of(bench, Case(0, 4)) == Losses(loss, loss)
-
-
-@pytest.mark.slow
-def test_another_exchange_of_fragments_and_each_way_to_merge_change_the_loss(bench: Bench) -> None:
-    shift = losses_of(bench, Case(0, 4, 2, 1))
-    assert shift.ended != shift.flushed
-    assert shift != losses_of(bench, Case(0, 4, 2, 1, merge="blend")) != losses_of(bench, Case(0, 4, 2, 0))
-
-
-def test_a_result_arrives_after_so_many_steps(bench: Bench) -> None:
-    run = begin(bench, Case(0, 8, 2, 2))
-    run.hold(0, 1)
-    arrives = run._arrival(run._members[0], 2, 0)
-    assert [arrives(False) for _ in range(3)] == [False, False, True]
-    assert run._arrival(run._members[0], 2, 0)(True)
 
 
 def test_the_last_line_is_the_table_as_json(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ import torch
 
 from protocol.corpora.manifest import CorpusKind
 from protocol.formats.adapter import AdapterConfig, adapter_parameters
-from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from tests.trainer.data.corpora import Shape, preferences, write_corpus
 from tests.trainer.weights.models import in_blocks
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.rank_work import CourseName
-from trainer.reference import ReferenceLog
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 from trainer.worker import Done, Task, Worker
@@ -72,15 +68,6 @@ def test_the_margin_rises_and_so_does_the_share_of_pairs_that_are_told_apart(fol
     assert worker.evaluate(theta) == evaluation.loss, "what is known needs no weights"
 
 
-def test_an_evaluation_after_rollouts_compares_pairs(folder: Path, reference: Path) -> None:
-    config = replace(worker_on(folder).config, rl=RlConfig())
-    worker = Worker(config, small.CPU)
-    worker.work.take(CourseName.ROLLOUTS)
-    evaluation = worker.evaluation(small.theta(), reference=str(reference))
-    evaluation.advance(evaluation.total)
-    assert evaluation.loss == pytest.approx(np.log(2), abs=1e-2)
-
-
 def test_tokens_are_those_that_count_and_losses_are_means_over_pairs(folder: Path, reference: Path) -> None:
     worker = worker_on(folder, sequences_per_step=4)
     done = computed(worker, reference)
@@ -131,20 +118,6 @@ def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folde
         assert mean == pytest.approx(found[0][0], rel=1e-5)
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(margins, found[0][2], atol=1e-4)
-
-
-VALUES = np.array([[-1.5, -2.5], [-1e-30, -3e4]], np.float32)
-
-
-def test_many_values_are_forgotten_when_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.reference.MOST_KNOWN", 2)
-    log = ReferenceLog()
-    log.put([1, 2], VALUES)
-    log.trim()
-    assert log.missing([3, 1, 2, 3]) == [3] and np.array_equal(log.get([2, 1]), VALUES[::-1])
-    log.put([3], VALUES[:1])
-    log.trim()
-    assert log.missing([1, 2, 3]) == [1, 2, 3]
 
 
 def test_an_adapter_is_compared_with_its_frozen_model_whatever_it_began_with(folder: Path, tmp_path: Path) -> None:

@@ -17,12 +17,9 @@ import torch
 from kernels.quantizer import QuantizedMatrix
 from kernels.schedule import Place
 from kernels.weight_format import WeightFormat
-from protocol.corpora.manifest import CorpusKind
 from protocol.formats.adapter import AdapterConfig
 from protocol.formats.model import ModelConfig
 from tests.trainer import small
-from tests.trainer.data.corpora import Shape, preferences, write_corpus
-from tests.trainer.team import team
 from tests.trainer.weights.models import in_blocks, random_parameters
 from trainer import memory
 from trainer.config import TrainingConfig
@@ -33,11 +30,9 @@ from trainer.models.llama.model import Decoder, FrozenBase, through_head
 from trainer.models.llama.prefetcher import LayerPrefetcher, PinnedRoom
 from trainer.optim import InnerLoop
 from trainer.parameters import WholeParameters
-from trainer.rank_work import compile_layers
 from trainer.weights.base import load_base
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat, FolderError
-from trainer.worker import Task, Worker
 
 LAYERS, MATRICES = 5, 7
 MODEL = small.MODEL | {"layers": LAYERS, "dim": 32, "ffn": 40, "heads": 4, "kv_heads": 2}
@@ -94,10 +89,8 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
     ("form", "dtype", "tied", "recomputed"),
     [
         ("bf16", torch.float32, True, 0),
-        ("bf16", torch.bfloat16, False, LAYERS),
         ("int8", torch.float32, False, 2),
         ("int8", torch.bfloat16, True, LAYERS),
-        ("int4", torch.float32, False, LAYERS),
         ("int4", torch.float32, True, 0),
     ],
 )
@@ -153,46 +146,6 @@ def test_the_device_holds_two_layers_and_a_step_copies_each_of_the_others_twice(
             assert copied == expected
             copied.clear()
     assert len(read) == 2 * MATRICES
-
-
-@pytest.mark.slow
-def test_a_copy_may_take_until_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, whose memory has undefined values until then."""
-    run = run_beside(tmp_path / "base", base_format="int8")
-    offloading = load_base(replace(run, offload=True), small.CPU, torch.float32)
-    made, late = offloading.prefetcher, dict[int, int]()
-    assert made is not None
-    copy = made._copy_matrices
-
-    def begun(layer: int, buffer: Any) -> None:
-        for matrix in buffer.matrices.values():
-            matrix.codes.fill_(99)
-        late[id(buffer)] = layer
-
-    def ended(buffer: Any) -> None:
-        if id(buffer) in late:
-            copy(late.pop(id(buffer)), buffer)
-
-    monkeypatch.setattr(made, "_copy_matrices", begun)
-    monkeypatch.setattr(made, "_wait", ended)
-    expected = trained(run, load_base(run, small.CPU, torch.float32), LAYERS, monkeypatch)
-    assert_equal(trained(run, offloading, LAYERS, monkeypatch), expected)
-
-
-def test_a_gpu_computes_copied_layers_again_so_that_more_rows_share_a_copy_and_compiles_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.optim.is_gpu", lambda device: True)
-    monkeypatch.setattr("trainer.rank_work.is_gpu", lambda device: True)
-    compiled = list[Decoder]()
-    monkeypatch.setattr(Decoder, "compile_layers", lambda model: compiled.append(model))
-    run, found = run_beside(tmp_path / "base"), []
-    for offload in (False, True):
-        model = Decoder(run.model, small.CPU, base=load_base(replace(run, offload=offload), small.CPU, torch.float32))
-        compile_layers(model, run)
-        units = InnerLoop(WholeParameters(model), run.inner)._at_once(ROWS)
-        found.append((units, model.recomputed, len(compiled)))
-    assert found == [(4, 0, 1), (4, LAYERS, 1)]
 
 
 # -- order of a GPU's work ----------------------------------------------------------------------------------------------
@@ -330,33 +283,3 @@ def test_a_file_that_changes_during_the_run_is_noticed(published: ExportFormat, 
         first.weights(base.scratch)
     os.utime(path, ns=(before, before))
     assert torch.equal(first.weights(base.scratch), plain["model.layers.0.mlp.up_proj.weight"]), "not what was half copied"
-
-
-# -- whole rounds ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_pairs_are_compared_with_the_frozen_layers_alone(tmp_path: Path) -> None:
-    shape = Shape(CorpusKind.PREFERENCE, row_tokens=17, block_tokens=34)
-    folder = write_corpus(tmp_path / "corpus", shape, {"a": (preferences(1, 40, 17), preferences(2, 9, 17))})
-    sections = small.run_sections(folder, {"a": 1}, format="preference", sequences_per_step=5, beta=0.5)
-    run, found = run_beside(tmp_path / "base", **sections | {"model": MODEL}), []
-    for offload in (False, True):
-        worker = Worker(replace(run, offload=offload), small.CPU, dtype=torch.float32)
-        assert worker.model.prefetches == offload
-        theta, out = factors_of(run), memoryview(bytearray(worker.layout.payload_bytes))
-        done = worker.compute(Task(0, [[0, 20]], 4, 0), theta, out, lambda *step: False)
-        found.append((done, bytes(out), worker.evaluate(theta)))
-    assert found[0] == found[1]
-    assert found[0][0].margin is not None
-
-
-@pytest.mark.slow
-def test_processes_that_copy_their_layers_contribute_what_others_do(tmp_path: Path) -> None:
-    run, found = run_beside(tmp_path / "base", tied=False), []
-    for offload in (False, True):
-        with team(replace(run, offload=offload), 2) as both:
-            done, data, losses = both.compute(Task(0, [[0, 20]], 4, 0), factors_of(run))
-            found.append((done, data, losses, both.worker.evaluate(both.theta, 400)))
-    assert found[0] == found[1]
-    assert found[0][2][-1] != found[0][2][0]

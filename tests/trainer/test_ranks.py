@@ -69,7 +69,7 @@ def quanta(run: TrainingConfig, data: bytes) -> np.ndarray:
     return values
 
 
-CASES = [("qwen2", "muon", 2), ("llama", "adamw", 3), ("llama", "adamw", 2), ("qwen3", "adamw", 2), ("qwen3", "muon", 3)]
+CASES = [("qwen2", "muon", 2), ("llama", "adamw", 3), ("qwen3", "adamw", 2)]
 
 
 @pytest.mark.slow
@@ -136,9 +136,8 @@ def reference_of(weights: np.ndarray, path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int) -> None:
-    """5 pairs a step, which no number of ranks divides; each rank compares its own with the reference weights."""
+def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path) -> None:
+    """5 pairs a step, which 2 does not divide; each rank compares its own with the reference weights."""
     shape = Shape(CorpusKind.PREFERENCE, row_tokens=PAIR, block_tokens=2 * PAIR)
     folder = write_corpus(tmp_path / "corpus", shape, {"a": (preferences(1, 40, PAIR), preferences(2, 9, PAIR))})
     sections = small.run_sections(folder, {"a": 1}, format="preference", sequences_per_step=5, beta=0.5)
@@ -146,7 +145,7 @@ def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int)
     begin = theta(run.model)
     reference = str(reference_of(begin * np.float32(0.9), tmp_path / "reference"))
     found = []
-    for count in (1, ranks):
+    for count in (1, 2):
         with team(run, count) as by:
             done, data, losses = by.compute(replace(ROUND, round=1, reference=reference), begin)
             with pytest.raises(OSError):
@@ -162,8 +161,7 @@ def test_ranks_learn_from_preferences_as_one_process(tmp_path: Path, ranks: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) -> None:
+def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path) -> None:
     """Between two rounds of text, whose optimiser they drop, and with an evaluation on text afterwards."""
     rl = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, kl_weight=0.1)
     run = replace(config(), rl=rl.changed(micro_batch_tokens=80))
@@ -183,7 +181,7 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) ->
         data = bytes(by.out)
         return [*text, *losses, *by.compute(ROUND, begin)[2]], done, data, by.worker.evaluate(by.theta, 400)
 
-    with team(run, 1) as one, team(run, ranks) as several:
+    with team(run, 1) as one, team(run, 2) as several:
         (losses, done, data, held_out), (shared_losses, shared, shared_data, shared_held_out) = map(learnt, (one, several))
     assert shared_losses == pytest.approx(losses, rel=1e-6, abs=1e-6)
     assert shared_held_out == pytest.approx(held_out, rel=1e-6)
@@ -193,10 +191,7 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path, ranks: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "ranks", "codec"),
-    [("qwen3", 2, "int4"), ("llama", 3, "top64"), ("qwen2", 3, "int2"), ("llama", 2, "bf16"), ("qwen3", 3, "int8")],
-)
+@pytest.mark.parametrize(("family", "ranks", "codec"), [("qwen3", 2, "int4"), ("llama", 3, "top64")])
 def test_the_bytes_of_a_contribution_do_not_depend_on_the_number_of_ranks(family: str, ranks: int, codec: str) -> None:
     """Nor do they in the next round, in which the residual is added: from the memory of each rank."""
     run = replace(config(family), codec=codec, chunk_parameters=4096)
@@ -232,31 +227,6 @@ def test_parameters_in_the_memory_of_the_computer_train_as_on_the_device(family:
             contributions.append(bytes(trainer.out))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert contributions[0] == contributions[1]
-
-
-@pytest.mark.slow
-def test_more_ranks_than_rows_leave_some_without_work() -> None:
-    run = config(rows=1)
-    task = Task(0, [[0, 2]], 2, 0)
-    with team(run, 1) as one, team(run, 2) as several:
-        assert several.compute(task, theta(run.model))[2] == pytest.approx(one.compute(task, theta(run.model))[2], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_evaluation_between_steps_leaves_no_trace_in_the_training_of_ranks() -> None:
-    run = config()
-    with team(run, 2) as several:
-        plain = several.compute(ROUND, theta(run.model))[1]
-    with team(run, 2) as several:
-        pieces = several.worker.evaluation(several.theta, 400)
-
-        def after_step(*_: object) -> bool:
-            pieces.advance(4)
-            return False
-
-        several.theta[:] = theta(run.model)
-        several.worker.compute(ROUND, several.theta, several.out, after_step)
-        assert bytes(several.out) == plain
 
 
 @pytest.mark.slow

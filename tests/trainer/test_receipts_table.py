@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks import receipts
 from benchmarks.adapters import Texts
-from benchmarks.receipts_runs import CHEATS, STATE, Bench, Case, Outcome, public_weights, run
-from benchmarks.receipts_runs import Swarm as ReceiptSwarm
+from benchmarks.receipts_runs import Bench, Case, Outcome, run
 
 TINY = Case(rows=2, steps=4, warm=2, members=3, rounds=1)
 
@@ -31,16 +30,11 @@ def mean(outcome: Outcome, *, honest: bool) -> float:
     return float(np.nanmean([each.rows for each in outcome.contributions if each.honest is honest]))
 
 
-@pytest.mark.parametrize("change", [{}, {"optimizer": "muon"}, {"kind": "masked"}, {"fragments": 2, "delay": 1}])
+@pytest.mark.parametrize("change", [{}, {"fragments": 2, "delay": 1}])
 def test_honest_members_are_alike_to_their_auditors(bench: Bench, change: dict[str, Any]) -> None:
     outcome = run(bench, replace(TINY, **change))
     assert mean(outcome, honest=True) > 0.9
     assert {each.round for each in outcome.contributions} == ({1} if "fragments" not in change else {2, 3})
-
-
-def test_the_first_step_of_a_round_is_audited_exactly(bench: Bench) -> None:
-    for each in run(bench, TINY).contributions:
-        assert np.allclose(each.rows[0], 1, atol=1e-3) and np.abs(each.losses[0]).max() < 1e-2
 
 
 @pytest.mark.slow
@@ -48,27 +42,6 @@ def test_the_first_step_of_a_round_is_audited_exactly(bench: Bench) -> None:
 def test_cheats_that_compute_no_leased_row_are_not(bench: Bench, cheat: str) -> None:
     outcome = run(bench, replace(TINY, cheat=cheat, hostile=1))
     assert mean(outcome, honest=True) > 0.9 > mean(outcome, honest=False) + 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cheat", sorted(set(CHEATS) - {"zeros", "copy", "stale", "own data"}))
-def test_other_cheats_are_not_either_unless_they_pass_forward_through_layers_that_are_still_random(
-    bench: Bench, cheat: str
-) -> None:
-    outcome = run(bench, replace(TINY, cheat=cheat, hostile=1))
-    assert [each.honest for each in outcome.contributions] == [False, True, True]
-    assert (mean(outcome, honest=False) > 0.9) == (cheat in ("forward", "map", "no weight gradients"))
-
-
-@pytest.mark.slow
-def test_public_weights_end_at_the_mean_of_the_members(bench: Bench) -> None:
-    swarm = ReceiptSwarm(bench, TINY)
-    held = [swarm.hold(round) for round in range(2)]
-    found = public_weights(swarm, held, TINY, 1, TINY.steps)
-    own = np.mean([worker.model.flat.numpy() for worker in swarm.workers], axis=0)
-    moved = np.linalg.norm(own - held[1].theta)
-    assert np.linalg.norm(found - own) < 0.2 * moved, "int4 and error feedback alone set them apart"
-    assert (public_weights(swarm, held, replace(TINY, public=STATE), 1, TINY.steps) == held[1].theta).all()
 
 
 def test_the_last_line_is_the_table_as_json(
@@ -89,9 +62,3 @@ def test_the_last_line_is_the_table_as_json(
     table = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert table["false"] == {"rows": 0, "mean": 0} and [row["case"]["cheat"] for row in table["rows"]] == ["", "zeros"]
     assert table["rows"][1]["cheats"]["mean"]["found"] == 1
-
-
-def test_contributions_until_a_cheat_is_found() -> None:
-    assert receipts.contributions_until(1.0) == [5, 1]
-    assert receipts.contributions_until(0.2) == [29, 14]
-    assert receipts.contributions_until(0.0) == [None, None]

@@ -4,15 +4,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer import small
 from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, UnreadableText
-from trainer.generate.engine import Engine
-from trainer.generate.generator import Request, Slots, complete
-from trainer.generate.sampling import stream_key
-from trainer.samples import TEMPERATURE, Samples, next_tokens
+from trainer.data.tokens import ByteTokenizer
+from trainer.samples import Samples
 
 PROMPTS = ("Once upon a time", "ab", "a prompt of many more bytes than the sixteen tokens that this model reads at once")
 TOKENS = 12
@@ -51,21 +47,6 @@ def test_texts_grow_after_the_loss_is_measured_a_token_at_a_time() -> None:
     assert evaluation.loss == pytest.approx(small.worker().evaluate(small.theta(), 64), rel=1e-6)
 
 
-def test_a_text_is_what_a_generator_makes_of_the_prompt_with_the_same_noise() -> None:
-    """The generator keeps keys and values of the tokens that it has read; samples are computed without."""
-    model = small.model()
-    engine = Engine(model.config, small.CPU, Slots(1, 64), dtype=torch.float32)
-    engine.load(model.flat)
-    engine.temperature = TEMPERATURE
-    for stream, prompt in enumerate(PROMPTS[:2]):
-        tokens = list(prompt.encode())
-        request = Request(0, tuple(tokens), stream_key(b"samples", 0, "", stream, 0), 12, ())
-        [made] = complete(engine, [request])
-        for _ in range(12):
-            tokens += next_tokens(model, [tokens], [stream], 64)
-        assert tuple(tokens[len(prompt) :]) == made.output
-
-
 def samples(prompts: tuple[str, ...], tokenizer: TemplatedTokenizer, **changes: object) -> Samples:
     section = {"prompts": list(prompts), "tokens": 3}
     return Samples(small.config(samples=section, **changes), tokenizer)
@@ -98,18 +79,3 @@ def test_a_model_that_learns_conversations_reads_a_prompt_as_a_message() -> None
     samples(("hi",), tokenizer, data=data).grow(choose)  # type: ignore[arg-type]
     samples(("hi",), tokenizer, data=data | {"format": "chat"}).grow(choose)  # type: ignore[arg-type]
     assert read == [b"hi", b"user:\nhi\nassistant:\n"]
-
-
-class LowerCaseTokenizer(ByteTokenizer):
-    """Tokenizer that has no tokens for capitals."""
-
-    def encode(self, text: str) -> list[int]:
-        if not text.islower():
-            raise UnreadableText("a capital")
-        return super().encode(text)
-
-
-def test_a_prompt_that_the_tokenizer_refuses_is_not_completed() -> None:
-    growing = samples(("Ab", "ab"), TemplatedTokenizer(LowerCaseTokenizer(), "raw"))
-    growing.grow(lambda texts, streams, length: [33] * len(texts))
-    assert growing.texts == ("", "!")

@@ -110,27 +110,6 @@ def test_a_merge_adds_what_was_learned_since_to_the_result() -> None:
     assert torch.equal(values(part), torch.from_numpy(wanted))
 
 
-def test_gradients_are_added_where_they_lie() -> None:
-    _, part, _ = both()
-    once = step(part)
-    places = [shard.gradient.data_ptr() for shard in part.shards]
-    first = torch.cat([shard.gradient.flatten() for shard in part.shards]).clone()
-    assert step(part, recomputed=2) == once
-    assert places == [parameter.grad.to_local().data_ptr() for parameter in part.model.parameters()]  # type: ignore[union-attr, attr-defined]
-    assert torch.equal(torch.cat([shard.gradient.flatten() for shard in part.shards]), 2 * first)
-
-
-def test_other_parameters_are_shown_and_leave_no_trace() -> None:
-    _, part, theta = both()
-    step(part)
-    part.zero_gradient()
-    with torch.no_grad():
-        before = float(LanguageModelObjective().loss(part.model, ROWS, 0.0).mean)
-        shown = float(LanguageModelObjective().loss(part.show(theta * 2), ROWS, 0.0).mean)
-        part.hide()
-    assert shown != before and torch.equal(values(part), torch.from_numpy(theta))
-
-
 def test_without_triton_a_gpu_leaves_contributions_to_the_host_and_says_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

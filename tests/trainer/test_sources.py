@@ -61,18 +61,6 @@ def test_the_losses_of_the_sources_are_their_rows_losses_before_each_step(tmp_pa
     assert done.margin is None and done.accuracy is None
 
 
-@pytest.mark.slow
-def test_a_source_that_can_be_learnt_is_learnt_and_the_other_is_not(tmp_path: Path) -> None:
-    worker = worker_on(small.run_sections(corpus(tmp_path), WEIGHTS, sequences_per_step=8))
-    first, _ = computed(worker, task(40))
-    held_out = worker.evaluation(worker.model.flat.numpy().copy())
-    held_out.advance(held_out.total)
-    web, code = held_out.totals.losses
-    assert code.loss < 0.7 * web.loss and web.loss > 5
-    assert held_out.loss == pytest.approx((3 * web.loss + code.loss) / 4)
-    assert first.losses[1].loss < first.losses[0].loss
-
-
 def test_held_out_windows_follow_the_weights_of_the_present_phase_with_a_few_of_each_source(tmp_path: Path) -> None:
     sections = small.run_sections(corpus(tmp_path), WEIGHTS)
     sections["data"]["phases"].append({"start": 1000, "weights": [0, 5]})

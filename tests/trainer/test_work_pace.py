@@ -7,7 +7,7 @@ import torch
 
 from peer.trainer_process.process import SILENCE_DEADLINE_S
 from tests.trainer.service.test_inbox import inbox, running
-from trainer.service.service import LOOK_S, MOST_REST_S, MOST_TIMES, PIECE_S, WorkPace, meter_of
+from trainer.service.service import LOOK_S, MOST_REST_S, WorkPace, meter_of
 
 
 class Card:
@@ -40,19 +40,16 @@ class Card:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step_s", [0.004, 0.3, 4.0])
+@pytest.mark.parametrize("step_s", [0.004, 4.0])
 @pytest.mark.parametrize(
     ("watts", "load", "every", "share"),
     [
         (200.0, 1.0, 0.0, 140 / 240),
         (200.0, 1.0, 0.1, 140 / 240),
-        (400.0, 1.0, 0.0, 1.0),
         (0.0, 0.1, 0.0, 0.1),
-        (0.0, 0.95, 0.0, 0.95),
         (200.0, 0.9, 0.0, 140 / 240),
-        (200.0, 0.3, 0.0, 0.3),
     ],
-    ids=["power", "a slow counter", "not reached", "load", "high load", "power first", "load first"],
+    ids=["power", "a slow counter", "load", "power first"],
 )
 def test_the_stricter_limit_gives_the_work_its_share_of_the_time(
     watts: float, load: float, every: float, share: float, step_s: float
@@ -66,12 +63,6 @@ def test_the_stricter_limit_gives_the_work_its_share_of_the_time(
     assert not 60.0 < watts < 300.0 or card.joules / card.now < 1.01 * watts
 
 
-def test_a_limit_below_the_draw_of_an_idle_card_stops_nothing() -> None:
-    card = Card(busy=300.0, idle=60.0)
-    card.run(30.0, 1.0, until_s=200.0)
-    assert card.steps == pytest.approx(200 / (1 + MOST_TIMES), abs=1)
-
-
 def test_no_limit_and_no_counter_are_no_wait() -> None:
     for watts, joules in ((0.0, 1e9), (200.0, None)):
         pace = WorkPace(lambda told=joules: told)  # type: ignore[misc]
@@ -79,17 +70,6 @@ def test_no_limit_and_no_counter_are_no_wait() -> None:
         pace.keep(lambda seconds: pytest.fail("it waits"))
         assert pace.measures == (joules is not None)
     assert meter_of(torch.device("cpu"))() is None, "a processor has no counter"
-
-
-def test_idle_time_saves_up_one_second_at_most() -> None:
-    card = Card(busy=300.0, idle=0.0)
-    pace = card.run(200.0, 1.0, until_s=10.0)
-    card.wait(1000.0)
-    pace.begin()
-    card.pass_(10.0, 300.0)
-    began = card.now
-    pace.keep(card.wait)
-    assert card.now - began >= 10.0 * 300.0 / 200.0 - 10.0 - 1.0 - LOOK_S
 
 
 def test_what_cannot_wait_ends_a_wait() -> None:
@@ -138,15 +118,3 @@ def test_the_rate_that_is_told_includes_the_waits_to_come() -> None:
     assert pace.slowed(2.0) == pytest.approx(8.0) and pace.slowed(4.0) == 16.0
     pace.load = 1.0
     assert pace.slowed(4.0) == pytest.approx(10.0), "the waits so far"
-
-
-def test_small_pieces_of_work_are_paced_together() -> None:
-    card = Card(busy=300.0, idle=60.0)
-    pace = WorkPace(lambda: None, lambda: card.now)
-    pace.begin()
-    card.pass_(PIECE_S, 300.0)
-    assert not pace.is_due, "without a limit"
-    pace.load = 0.5
-    assert pace.is_due
-    pace.begin()
-    assert not pace.is_due

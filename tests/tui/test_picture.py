@@ -6,8 +6,6 @@ from peer.control.client import Stamped
 from peer.control.curves import MOST_POINTS
 from protocol.events import events as ev
 from tests.protocol.example_status import ME, OTHER, status
-from tests.tui.recording import read
-from tests.tui.test_snapshots import NEWCOMER
 from tui.picture import KEPT_LINES, KEPT_ROUNDS, Picture
 
 
@@ -89,26 +87,6 @@ def test_rounds_without_this_peer_end_its_streak() -> None:
         *((number, ev.RoundCommitted(number, "aa" * 32, [ME], 1, 2.0, each)) for number, each in enumerate(mine))
     )
     assert (picture.committed, picture.counted, picture.streak) == (4, 3, 1)
-
-
-def test_what_a_person_must_not_overlook_is_an_alarm() -> None:
-    picture = picture_of(
-        (0.0, ev.Desynced(3, "aa" * 32, "bb" * 32)),
-        (1.0, ev.PeerEjected(OTHER, "a forged average", "cc" * 32)),
-        (2.0, ev.Notice("warning", "no alarm")),
-    )
-    assert len(picture.alarms) == 2
-    picture.acknowledge()
-    assert not picture.alarms and len(picture.lines) == 3
-
-
-def test_a_recorded_life_is_folded_whole() -> None:
-    picture = Picture()
-    for told in read(NEWCOMER):
-        if isinstance(told, Stamped):
-            picture.apply(told)
-    assert picture.counted == 3 and len(picture.curves.training.points) == 3
-    assert [each.mine for each in picture.rounds if each.mine is not None] == [True, True, True]
 
 
 def test_the_log_tells_the_steps_within_a_round_only_on_request() -> None:

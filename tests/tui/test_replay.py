@@ -61,7 +61,7 @@ def shown(player: Player) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("text", ["", "x", "\x1b]52;c;aGk=\x07", "a" + "\u0301" * 99])
+@pytest.mark.parametrize("text", ["", "\x1b]52;c;aGk=\x07", "a" + "\u0301" * 99])
 @pytest.mark.parametrize(("whole", "number"), [(0, 0.0), (-1, -1e308), (1, 1e308), (2**63, float(2**63)), (2, -1.0)])
 def test_a_log_that_no_peer_wrote_is_drawn(tmp_path: Path, text: str, whole: int, number: float) -> None:
     started = ev.Started(ANN, "ann", "aa" * 32, "demo", "0.1.0", 7, [], "/home/ann")

@@ -34,7 +34,6 @@ OWNED = status(
 )
 """A volunteer's peer, with everything that the panel Me tells; no recording has a GPU."""
 SIZES = [(80, 24), (120, 40), (200, 60)]
-IN_EACH_SIZE = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 IN_EACH_SIZE_SLOWLY = pytest.mark.parametrize(
     "size",
     [SIZES[0], *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[1:])],
@@ -67,12 +66,6 @@ def watched(lines: int | None = None, recording: Path = NEWCOMER) -> PeerApp:
 
 
 @pytest.mark.slow
-@IN_EACH_SIZE
-def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(watched(), terminal_size=size, run_before=drawn(""))
-
-
-@pytest.mark.slow
 @IN_EACH_SIZE_SLOWLY
 @pytest.mark.parametrize(
     "key, title", [(key, title) for key, title, _ in PANELS if key not in (ROLLOUTS, SAMPLES)], ids=lambda text: text.lower()
@@ -86,9 +79,8 @@ def test_the_details_of_another_peer(snap_compare: Compare, size: tuple[int, int
     assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn(("2", "down")))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_a_light_terminal(snap_compare: Compare, size: tuple[int, int]) -> None:
-    assert snap_compare(watched(recording=ORGANISER), terminal_size=size, run_before=drawn("t"))
+def test_a_light_terminal(snap_compare: Compare) -> None:
+    assert snap_compare(watched(recording=ORGANISER), terminal_size=(120, 40), run_before=drawn("t"))
 
 
 def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
@@ -113,9 +105,8 @@ def test_a_run_with_fragments(snap_compare: Compare, lines: int) -> None:
 
 
 @IN_EACH_SIZE_SLOWLY
-@pytest.mark.parametrize("keys", ["", "6"], ids=["together", "alone"])
-def test_the_owner_of_a_gpu(snap_compare: Compare, keys: str, size: tuple[int, int]) -> None:
-    assert snap_compare(PeerApp(Recorded([PeerFound(), OWNED])), terminal_size=size, run_before=drawn(keys))
+def test_the_owner_of_a_gpu(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(PeerApp(Recorded([PeerFound(), OWNED])), terminal_size=size, run_before=drawn("6"))
 
 
 def test_the_help(snap_compare: Compare) -> None:
@@ -137,10 +128,6 @@ def test_a_run_with_rollouts(snap_compare: Compare, role: str, size: tuple[int, 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_rollouts_alone(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
     assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(ROLLOUTS))
-
-
-def test_rollouts_on_a_light_terminal(snap_compare: Compare) -> None:
-    assert snap_compare(of_rollouts("trainer"), terminal_size=(80, 24), run_before=drawn("t"))
 
 
 def test_rollouts_on_a_terminal_with_plain_characters(snap_compare: Compare) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +28,6 @@ from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
 from tests.trainer.made_tokenizer import ENDS
 from tests.trainer.weights.models import in_blocks, random_parameters
-from trainer.git_lfs import POINTER_FLAW
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
@@ -171,12 +166,6 @@ def test_newest_keeps_the_weights_if_the_folder_is_damaged(model: Path, capsys: 
     assert not chat.model._engine._batch.model.flat.equal(before)
 
 
-def test_the_demo_run_completes_texts_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").mkdir()
-    store_manifest(demo_manifest(), tmp_path / "data")
-    assert piped(monkeypatch, b"def f(", "--max-tokens", "4", "--temp", "1") == ExitCode.OK
-
-
 def test_commands_of_the_conversation(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "talk.jsonl"
     lines = ["/save", "Who?", "/save", f"/save {saved}", f"/save {saved}", "/temp", "/temp 11", "/temp nan", "/temp 0.5"]
@@ -220,44 +209,6 @@ def test_a_name_that_no_file_can_have_does_not_end_the_conversation(
     assert "~nobody-of-this-name/x: No such file" in out and "a\\x00b" in out and "[1 turn saved in " in out
 
 
-def test_a_disk_without_room_leaves_no_half_of_a_conversation(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-    out = talk(model, ["Who?", f"/save {tmp_path / 'talk'}"], capsys)
-    assert f"[{tmp_path / 'talk'}: No space left; name another file]" in out
-    assert not [each for each in tmp_path.iterdir() if "talk" in each.name]
-
-
-def test_a_text_that_is_not_utf8_does_not_end_the_conversation(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed_lines = iter([b"\xff", b"/temp"])
-
-    def ask(prompt: str) -> str:
-        line = next(typed_lines, None)
-        if line is None:
-            raise EOFError
-        return line.decode()
-
-    assert ChatTerminal(session(model), ask).run() == ExitCode.OK
-    out = capsys.readouterr().out
-    assert "[the text is not UTF-8; paste another one]" in out and "[the temperature is 0;" in out
-
-
-def test_turns_that_no_longer_fit_are_told(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = talk(model, ["w" * 25, "x" * 25, "y" * 25, "z" * 25], capsys)
-    assert out.count("[1 old turn left out: the model reads 128 tokens at a time]") == 2
-
-
-def test_the_tokens_of_an_answer_come_one_after_the_other(model: Path) -> None:
-    chat = session(model)
-    pieces = list(chat.model.answer([5, 6, 7], 20, 0.0, ()))
-    assert len(pieces) == 20 and all(len(piece) == 1 for piece in pieces)
-    again = chat.model.answer([5, 6, 7], 20, 0.0, ())
-    assert [next(again) for _ in range(3)] == pieces[:3]
-    again.close()
-    assert list(chat.model.answer([5, 6, 7], 20, 0.0, ())) == pieces, "nothing of the answer that was stopped is left"
-
-
 def test_an_interrupt_stops_the_answer_and_keeps_the_turn(model: Path) -> None:
     chat = session(model, 40)
     shown: list[str] = []
@@ -277,13 +228,6 @@ def test_the_second_interrupt_ends_the_program_and_the_handler_is_restored() -> 
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_interrupt_at_the_prompt_leaves(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def ask(prompt: str) -> str:
-        raise KeyboardInterrupt
-
-    assert ChatTerminal(session(model), ask).run() == ExitCode.OK
-
-
 def test_a_share_of_the_cores_is_held_only_while_the_model_answers(model: Path, tmp_path: Path) -> None:
     trainer = CoreShare(tmp_path / "runtime" / "cores", 8)
     assert trainer.take() == (0, 1)
@@ -291,17 +235,6 @@ def test_a_share_of_the_cores_is_held_only_while_the_model_answers(model: Path, 
     seen: list[int] = []
     chat.answer("Who?", lambda piece: seen.append(trainer.take()[1]))
     assert set(seen[:-1]) == {2} and trainer.take()[1] == 1 and AnswerCores().others == 1
-    trainer.give_back()
-
-
-def test_memory_that_is_not_there_is_a_sentence(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.chat.model.available_memory", lambda: 1000)
-    with pytest.raises(PeerError, match="needs about .* MB of memory, and 1.0 kB are free here; close other programs$"):
-        session(model)
-    trainer = CoreShare(tmp_path / "runtime" / "cores", 8)
-    trainer.take()
-    with pytest.raises(PeerError, match="let the peer that trains here rest"):
-        session(model)
     trainer.give_back()
 
 
@@ -327,41 +260,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: changed(folder, "config.json", num_hidden_layers=1 << 60),
         "layers is 1152921504606846976; it must be at most 256",
     ),
-    "another width": (lambda folder: changed(folder, "config.json", intermediate_size=80), "the shape"),
-    "a model of another kind": (lambda folder: changed(folder, "config.json", model_type="gpt2"), "model_type"),
     "weights cut off": (cut, "model.safetensors"),
     "a context of nothing": (
         lambda folder: changed(folder, "config.json", max_position_embeddings=2),
         "too few for an answer",
     ),
     "no end token": (without_ends, "which token ends a text"),
-    "a tokenizer that is a program": (
-        lambda folder: changed(folder, "tokenizer.json", normalizer={"type": "Precompiled"}),
-        "a run allows",
-    ),
-    "a tokenizer of a larger model": (
-        lambda folder: changed(
-            folder,
-            "tokenizer.json",
-            added_tokens=[
-                *json.loads((folder / "tokenizer.json").read_text())["added_tokens"],
-                {
-                    "id": 260,
-                    "content": "<|more|>",
-                    "special": True,
-                    **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
-                },
-            ],
-        ),
-        "more than the model (260)",
-    ),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
-    "a pointer of Git LFS": (
-        lambda folder: (folder / "tokenizer.json").write_text(
-            "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
-        ),
-        POINTER_FLAW.split(";")[0],
-    ),
 }
 
 
@@ -404,22 +308,3 @@ def test_a_template_of_an_unknown_form_is_not_run_and_the_model_completes_texts(
     folder = make_model(tmp_path / "mistral", "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}")
     out = talk(folder, [], capsys)
     assert "the model's chat template is neither ChatML nor Llama 3's, so the model completes texts" in out
-
-
-@pytest.mark.slow
-def test_an_encoding_without_a_character_is_no_error(model: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "peer", "chat", str(model), "--temp", "0", "--max-tokens", "20"],
-        input=b"Who?",
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
-    assert done.returncode == ExitCode.OK and done.stdout.isascii() and b"\\ufffd" in done.stdout
-
-
-def test_json_needs_a_pipe(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    stdin = Pipe(b"")
-    monkeypatch.setattr(stdin, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin", stdin)
-    assert main(["chat", str(model), "--json"]) == ExitCode.USAGE
-    assert "--json answers a text from a pipe" in capsys.readouterr().err

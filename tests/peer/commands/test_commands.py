@@ -18,13 +18,10 @@ from peer.console.streams import print_json
 from peer.control.client import LOCK_NAME, starting_process
 from peer.control.ledger import team_credits
 from peer.errors import ExitCode
-from peer.formatting import rounds_line, votes_line
-from peer.joining.run_source import store_manifest
+from peer.formatting import votes_line
 from peer.keyfile import identity_lock
-from protocol.formatting import naming
 from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.protocol.example_status import FACTS, NEIGHBOUR, TRAINING, status
-from tests.simulation.world import simulated_run
 
 
 def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,62 +31,11 @@ def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["running"] is False
 
 
-def test_status_says_what_a_peer_that_finishes_waits_for() -> None:
-    waiting = status(finishing="1 of 8 accepted batches\x1b[2J of rollouts are here", finishing_left_s=1500.0)
-    (line,) = [line for line in describe_status(waiting) if "finishing" in line]
-    assert "after round 12" in line and "25 min" in line and "1 of 8 accepted batches" in line and "\x1b" not in line
-    assert not any("finishing" in line for line in describe_status(status()))
-
-
-def test_status_says_how_far_the_clock_is_from_others() -> None:
-    skewed = describe_status(status(clock_skew="2 h 3 min behind the clocks of 5 peers"))
-    assert "clock     2 h 3 min behind the clocks of 5 peers; set the clock, by which invitations expire" in skewed
-    assert not any(line.startswith("clock") for line in describe_status(status()))
-
-
-def test_ledger_without_any_run_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.INPUT
-    assert "join one" in capsys.readouterr().err
-
-
 def test_times_of_a_pause() -> None:
     assert [seconds_of(text) for text in ("45s", "30m", "30", "2h", "1d")] == [45, 1800, 1800, 7200, 86_400]
     for text in ("", "0m", "-3m", "3w", "m"):
         with pytest.raises(argparse.ArgumentTypeError):
             seconds_of(text)
-
-
-def test_a_cap_has_its_old_name_too() -> None:
-    from peer.cli import build_parser
-
-    args = build_parser().parse_args(["join", "--max-up", "8", "--max-down", "1MB"])
-    assert (args.max_up, args.max_down) == (1e6, 1e6)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "final", "said"),
-    [(0, 0, "0 rounds"), (1, 1, "1 round, all final"), (12, 12, "12 rounds, all final"), (3, 0, "3 rounds, not final yet")],
-)
-def test_the_status_says_which_rounds_are_final(rounds: int, final: int, said: str) -> None:
-    assert f"committed {said}" in describe_status(status(round=rounds, final_rounds=final, electors=[TRAINING.peer]))
-    assert f"committed {said.partition(',')[0]}" in describe_status(status(round=rounds)), "a recording tells no electors"
-
-
-def test_provisional_rounds_are_named_with_the_electors_that_are_away() -> None:
-    bob, *gone = TRAINING.swarm[0].peer, "12D3KooWGone", "12D3KooWFar", "12D3KooWLong"
-
-    def said(count: int, *away: str) -> str:
-        counts = {"round": 104, "final_rounds": 104 - count, "provisional_rounds": count}
-        return rounds_line(status(**counts, electors=[TRAINING.peer, bob], unconfirmed_by=list(away)))
-
-    assert said(3) == "104 rounds, the last 3 provisional", (
-        "those who were away are back, and confirm them with their next vote"
-    )
-    who = naming(TRAINING.names())(bob)
-    assert said(3, bob) == f"104 rounds, the last 3 provisional: {who} has not confirmed them yet"
-    assert said(1, bob) == f"104 rounds, the last one provisional: {who} has not confirmed it yet"
-    assert said(2, *gone).endswith("…oWGone, …ooWFar, …oWLong have not confirmed them yet")
-    assert "and 1 more have not" in said(2, bob, *gone)
 
 
 def test_the_status_says_who_votes_and_what_it_costs_that_founders_vote_alone() -> None:
@@ -107,13 +53,6 @@ def test_the_status_says_who_votes_and_what_it_costs_that_founders_vote_alone() 
     assert votes_line(status(electors=[me, bob])) == "this peer and 1 other"
     assert votes_line(status(electors=[bob])) == "1 other peer, not this one yet"
     assert votes_line(status(electors=[])) == ""
-
-
-def test_before_the_first_round_no_members_are_claimed() -> None:
-    assert "members   none before the first round; 0 other peers in the run now" in describe_status(
-        status(round=0, members=[], peers=0)
-    )
-    assert "members   2 in the last round; 1 other peer in the run now" in describe_status(status())
 
 
 def test_a_peer_that_is_starting_is_not_said_not_to_run(
@@ -167,18 +106,6 @@ def test_status_says_a_hostile_text_harmlessly_and_its_json_is_ascii(text: str, 
     assert line.isascii() and line.isprintable() and json.loads(line)["name"] == text
 
 
-def test_status_names_the_team() -> None:
-    assert describe_status(status(team="owls"))[0].endswith("ABCDEF, team owls")
-    assert describe_status(status())[0].endswith("ABCDEF")
-
-
-def test_status_compares_the_pace_that_a_peer_claims_with_its_credit() -> None:
-    others = [replace(NEIGHBOUR, tokens_per_s=1200.0, counted_tokens_per_s=counted) for counted in (300.0, None)]
-    *_, liar, newcomer = describe_status(status(swarm=others))
-    assert liar.endswith(": ready, round 12, claims 1.2 k tokens/s, counted 300")
-    assert newcomer.endswith(": ready, round 12, 1.2 k tokens/s")
-
-
 def of(peer: str, tokens: int, accepted: int = 0) -> dict[str, object]:
     return {"peer": peer, "rounds": 1, "tokens": tokens, "share": tokens / 100, "batches": 0, "accepted_tokens": accepted}
 
@@ -209,19 +136,6 @@ def test_the_ledger_sums_teams_in_a_table_of_their_own(
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert rows[0].split() == ["TEAM", "PEERS", "TOKENS", "SHARE"]
     assert rows[1].endswith("70.0 k  70.0 %") and len(rows[1]) == len(rows[0]) and rows[1].isprintable()
-
-
-@pytest.mark.parametrize(("fragments", "rounds"), [(1, "48 rounds"), (4, "48 rounds (each of one of 4 fragments)")])
-def test_the_ledger_says_that_rounds_exchange_fragments(
-    fragments: int, rounds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signed = simulated_run(fragments=fragments)
-    store_manifest(signed, tmp_path)
-    assert main(["ledger", "--json", "--data-dir", str(tmp_path)]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["fragments"] == fragments
-    monkeypatch.setattr(contributions, "find_ledger", lambda folder, run: {**LEDGER, "fragments": fragments})
-    assert main(["ledger", "--data-dir", str(tmp_path)]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith(f"run ab: {rounds}, 9 tokens\n")
 
 
 def test_a_data_directory_that_cannot_be_written_is_named_as_such(

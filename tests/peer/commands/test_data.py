@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 
 from peer.cli import main
@@ -52,12 +50,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return error
 
 
-def test_sources_have_the_names_that_inputs_give(corpus: Path) -> None:
-    manifest = FinishedCorpus(corpus).manifest
-    assert [source.name for source in manifest.sources] == ["web", "a"]
-    assert manifest.end == 258
-
-
 def test_show_prints_tokens_shares_and_a_document(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "show", str(corpus))
     for part in ("kind        text", "SOURCE ", "web ", "held out", "web: document "):
@@ -76,11 +68,6 @@ def test_sample_prints_documents_of_each_source(corpus: Path, capsys: pytest.Cap
     assert "--- web\ndocument " in said(capsys, "sample", str(corpus), "--held-out")
 
 
-def test_verify_of_a_whole_corpus_counts_its_blocks(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "are as built" in said(capsys, "verify", str(corpus))
-    assert json.loads(said(capsys, "verify", str(corpus), "--json"))["tokens"] > 0
-
-
 def flipped(path: Path, place: int = -1) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -93,14 +80,8 @@ def damaged(case: str, corpus: Path) -> None:
     match case:
         case "a flipped token":
             flipped(shard, 0)
-        case "a shard that is too long":
-            shard.write_bytes(shard.read_bytes() + b"\0")
-        case "a missing shard":
-            shard.unlink()
         case "a flipped hash":
             flipped(leaves)
-        case "hashes that are cut":
-            leaves.write_bytes(leaves.read_bytes()[:-1])
         case "another tokenizer":
             flipped(corpus / TOKENIZER)
         case "a manifest with a flipped byte":
@@ -111,8 +92,6 @@ def damaged(case: str, corpus: Path) -> None:
             count = msgpack.packb("text_bytes") + msgpack.packb(known.text_bytes)
             assert raw.count(count) == 1
             (corpus / MANIFEST).write_bytes(raw.replace(count, count[:-1] + bytes([count[-1] ^ 1])))
-        case "a flipped digest":
-            flipped(corpus / DIGEST, 7)
         case "no digest":
             (corpus / DIGEST).unlink()
         case "no manifest":
@@ -121,14 +100,10 @@ def damaged(case: str, corpus: Path) -> None:
 
 DAMAGE = {
     "a flipped token": "block 0 does not match its hash",
-    "a shard that is too long": "it is too long",
-    "a missing shard": "No such file or directory",
     "a flipped hash": "its hashes do not match the shard",
-    "hashes that are cut": "it has a wrong length",
     "another tokenizer": "it is not the tokenizer of the corpus",
     "a manifest with a flipped byte": "corpus.msgpack is damaged",
     "a manifest with another count": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
-    "a flipped digest": "corpus.msgpack is damaged: its digest is not the one in corpus.digest",
     "no digest": "corpus.digest cannot be read (No such file or directory)",
     "no manifest": "is not a corpus: cannot read corpus.msgpack",
 }
@@ -166,25 +141,6 @@ def test_events_of_a_build_are_lines_of_json(inputs: Path, tmp_path: Path, capsy
     assert built["event"] == "built" and built["splits"][0]["documents"] == 2
     assert built["tally"]["left_out"] == {"field": 1}
     assert built["tally"]["bad"] == [[0, 3, "a.jsonl", "it has no field at all"]]
-
-
-def test_import_keeps_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.save(tmp_path / "tokens.npy", np.array(list(b"one\0two\0"), np.uint8))
-    words = [str(tmp_path / "out"), str(tmp_path / "tokens.npy"), "--tokenizer", "bytes", "--held-out", "0"]
-    assert "tokens  train" in said(capsys, "import", *words)
-    texts = said(capsys, "sample", str(tmp_path / "out"), "--json").splitlines()
-    assert sorted(json.loads(line)["text"] for line in texts) == ["one", "two"]
-
-
-def test_chats_take_their_template_from_the_tokenizer(inputs: Path, tmp_path: Path) -> None:
-    rows: list[Any] = [{"prompt": f"question {number}", "completion": "answer"} for number in range(9)]
-    words = [str(write_rows(tmp_path / "a.jsonl", rows)), "--tokenizer", str(inputs / "model"), "--held-out", "0"]
-    length = ["--kind", "chat", "--sequence-length", "127", "--workers", "1"]
-    assert main(["data", "build", str(tmp_path / "out"), *words, *length]) == ExitCode.OK
-    corpus = FinishedCorpus(tmp_path / "out")
-    first = next(corpus.documents(corpus.manifest.sources[0].train))
-    assert corpus.tokenizer().decode(first.tokens.tolist()).startswith("<|im_start|>user\nquestion ")
-    assert corpus.manifest.row_tokens == 128
 
 
 WRONG = {
@@ -230,21 +186,3 @@ def test_interrupted_build_says_so_and_goes_on(tmp_path: Path) -> None:
     corpus = FinishedCorpus(out)
     corpus.verify()
     assert sum(split.documents for _, _, split in corpus.splits) == len(rows)
-
-
-def test_name_that_no_source_can_have_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text("words")
-    assert main(["data", "build", str(tmp_path / "out"), f"a b={tmp_path / 'a.txt'}"]) == ExitCode.INPUT
-    assert "'a b' cannot be the name of a source, which has up to 64 letters, digits" in capsys.readouterr().err
-
-
-def test_samples_of_chats_in_bytes_show_no_end_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        '{"prompt": "one?", "completion": "yes"}\n' * 2 + '{"prompt": "two?", "completion": "no"}\n'
-    )
-    words = ["--kind", "chat", "--sequence-length", "64", "--tokenizer", "bytes", "--workers", "1"]
-    assert main(["data", "build", str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *words]) == ExitCode.OK
-    capsys.readouterr()
-    assert main(["data", "sample", str(tmp_path / "out")]) == ExitCode.OK
-    said = capsys.readouterr().out
-    assert "?" in said and "x00" not in said

@@ -78,15 +78,10 @@ class Desk(Nothing):
     ("command", "fields"),
     [
         ("publish-tasks", {"file": "../key", "name": "a", "count": 1}),
-        ("publish-tasks", {"file": ".given-1.new", "name": "a\n", "count": 1}),
-        ("publish-tasks", {"file": ".given-1.new", "name": "a", "count": 0}),
         ("fetch-tasks", {"id": "*"}),
         ("admit-tasks", {"id": "abcdef", "percent": 91, "count": 1}),
         ("admit-tasks", {"id": "abcdef", "percent": True, "count": 1}),
-        ("admit-tasks", {"id": "ABCDEF", "percent": None, "count": 1}),
-        ("admit-tasks", {"id": "abcdef", "percent": None, "count": 0}),
         ("admit-tasks", {"id": "abcdef", "percent": None}),
-        ("remove-tasks", {}),
     ],
 )
 def test_what_is_malformed_is_refused(command: str, fields: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import errno
 import itertools
 import json
 import os
-import pty
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import trio.testing
 
 from peer.console.display import LOST, Lines, Output, Style, show
 from peer.control.event_log import EventLog
-from protocol.events.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged
+from protocol.events.events import ComputeProgress, Event, Notice, PhaseChanged
 from tests.protocol.example_status import status
 
 PATIENCE_S = 20.0
@@ -78,16 +77,6 @@ def test_progress_comes_at_most_once_a_second_and_the_newest_is_not_lost() -> No
     assert all(later - earlier > 0.98 for earlier, later in itertools.pairwise(times))
 
 
-def test_a_wait_that_began_within_the_second_is_told_when_it_is_over() -> None:
-    async def body(log: EventLog, paper: Paper) -> None:
-        log.emit(progress(100))
-        log.emit(ExchangeProgress(0, 3, 8, ["somebody"]))
-        log.emit(Notice("info", "meanwhile"))
-        await trio.sleep(30)
-
-    assert [event["event"] for event in shown(body).events] == ["ComputeProgress", "Notice", "ExchangeProgress"]
-
-
 def test_progress_of_a_phase_that_is_over_is_not_told() -> None:
     async def body(log: EventLog, paper: Paper) -> None:
         log.emit(progress(1))
@@ -96,16 +85,6 @@ def test_progress_of_a_phase_that_is_over_is_not_told() -> None:
         await trio.sleep(30)
 
     assert [event["event"] for event in shown(body).events] == ["ComputeProgress", "PhaseChanged"]
-
-
-def test_a_person_reads_progress_now_and_then() -> None:
-    async def body(log: EventLog, paper: Paper) -> None:
-        for step in range(1, 501):
-            log.emit(progress(step))
-            await trio.sleep(0.1)
-
-    lines = shown(body, Style.HUMAN).text.splitlines()
-    assert len(lines) == 2 and all("1.0 k tokens/s" in line and "to go" in line for line in lines)
 
 
 def test_what_happened_before_anybody_listened_comes_first() -> None:
@@ -120,18 +99,6 @@ def test_what_happened_before_anybody_listened_comes_first() -> None:
         assert [event["text"] for event in paper.events] == ["who I am", "early", "late"]
 
     trio.run(main)
-
-
-def test_a_life_that_is_over_before_anybody_listened_is_told_all_the_same() -> None:
-    async def main() -> None:
-        log, paper = EventLog(), Paper()
-        log.emit(Left(False, 0, None, 9, "the port is busy"))
-        log.flush()
-        with trio.fail_after(PATIENCE_S):
-            await show(log, Style.JSON, status, paper)
-        assert [event["problem"] for event in paper.events] == ["the port is busy"]
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_slow_reader_loses_the_oldest_lines_and_is_told_how_many() -> None:
@@ -149,24 +116,6 @@ def test_a_slow_reader_loses_the_oldest_lines_and_is_told_how_many() -> None:
 
     texts = [event.get("text") or (event["lines"], event["reason"]) for event in shown(body).events]
     assert texts[:3] == ["first", "0", (2999, LOST)] and texts[3:] == [str(number) for number in range(3000, 5000)]
-
-
-def test_lines_that_could_not_be_written_are_counted_when_there_is_room_again() -> None:
-    async def body(log: EventLog, paper: Paper) -> None:
-        for number in range(6):
-            paper.fails = 1 <= number <= 3
-            log.emit(Notice("info", str(number)))
-            await trio.testing.wait_all_tasks_blocked()
-
-    assert [event.get("text") or event["lines"] for event in shown(body).events] == ["0", 3, "4", "5"]
-
-
-def test_the_problem_is_not_told_twice_where_standard_error_tells_it() -> None:
-    async def body(log: EventLog, paper: Paper) -> None:
-        log.emit(Left(True, 2, 5, 9, "the disk is full"))
-
-    assert "the disk is full" not in shown(body, Style.HUMAN).text
-    assert shown(body).text.count("the disk is full") == 1
 
 
 def test_waiting_lines_are_bounded_in_size_too() -> None:
@@ -199,17 +148,6 @@ def test_a_pipe_that_its_reader_closes_is_noticed_without_writing() -> None:
     with_patience(main)
 
 
-def test_a_terminal_that_hangs_up_has_no_reader_any_more() -> None:
-    async def main() -> None:
-        master, slave = pty.openpty()
-        output = Output(slave)
-        os.close(master)
-        assert not await output.write("line\n") and output.gone.is_set()
-        os.close(slave)
-
-    with_patience(main)
-
-
 def test_a_full_pipe_holds_up_only_its_own_lines() -> None:
     async def main() -> None:
         reader, writer = os.pipe()
@@ -227,25 +165,6 @@ def test_a_full_pipe_holds_up_only_its_own_lines() -> None:
             while received < 1 << 20:
                 received += len(await trio.to_thread.run_sync(os.read, reader, 1 << 16))
             await written.wait()
-        os.close(reader)
-        os.close(writer)
-
-    with_patience(main)
-
-
-def test_a_pipe_that_does_not_block_gets_everything() -> None:
-    async def main() -> None:
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        received = bytearray()
-
-        def read() -> None:
-            while len(received) < 1 << 20:
-                received.extend(os.read(reader, 1 << 16))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.to_thread.run_sync, read)
-            assert await Output(writer).write("x" * (1 << 20))
         os.close(reader)
         os.close(writer)
 

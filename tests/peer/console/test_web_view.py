@@ -17,9 +17,9 @@ from aiohttp import ClientSession, CookieJar, WSMsgType, WSServerHandshakeError,
 from aiohttp.test_utils import unused_port
 
 from peer.console import web_view
-from peer.console.web_view import HOST, WRONG_ADDRESS, application, cells, frame_of
+from peer.console.web_view import HOST, WRONG_ADDRESS, application
 from peer.installation import ROOT
-from tui.__main__ import end_with, theme_here
+from tui.__main__ import end_with
 
 SECRET = "5rhZ0kq"
 PAGES = ("/", "/view.js", "/view.css", "/textual.js", "/xterm.css")
@@ -89,9 +89,7 @@ def test_a_browser_keeps_nothing_that_another_port_could_get(monkeypatch: pytest
 STOLEN: tuple[Mapping[str, str], ...] = (
     {},
     {"Cookie": f"manyhands-0={SECRET}"},
-    {"Cookie": f"manyhands-0={SECRET}; token={SECRET}; secret={SECRET}"},
     {"Authorization": f"Bearer {SECRET}"},
-    {"Sec-WebSocket-Protocol": SECRET},
     {"Referer": f"http://{HOST}:0/?token={SECRET}"},
 )
 
@@ -101,14 +99,10 @@ STOLEN: tuple[Mapping[str, str], ...] = (
     "path",
     [
         "/ws",
-        "/ws/",
         "/ws/wrong",
         f"/ws/{SECRET}x",
-        f"/ws/{SECRET[:-1]}",
         "/ws/%ff",
-        "/ws/%00",
         f"/ws?token={SECRET}",
-        "/ws/wrong/light",
     ],
 )
 def test_nothing_but_the_secret_in_the_path_opens_a_view(
@@ -126,16 +120,10 @@ def test_nothing_but_the_secret_in_the_path_opens_a_view(
     "headers",
     [
         {"Origin": "https://evil.example"},
-        {"Origin": "http://127.0.0.1:1"},
         {"Origin": "http://localhost:PORT"},
-        {"Origin": "https://127.0.0.1:PORT"},
         {"Origin": "null"},
-        {"Origin": ""},
-        {"Host": "evil.example"},
         {"Host": "evil.example:PORT"},
         {"Host": "localhost:PORT"},
-        {"Host": "127.0.0.1"},
-        {"Host": "127.0.0.1:1"},
     ],
 )
 def test_no_other_page_and_no_other_name_gets_in_even_with_the_secret(
@@ -164,7 +152,6 @@ def test_a_websocket_without_an_origin_is_refused(monkeypatch: pytest.MonkeyPatc
 
 ODD = (
     "GET / HTTP/1.0\r\n\r\n",
-    "GET / HTTP/1.1\r\n\r\n",
     "GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nHost: evil.example\r\n\r\n",
     "GET /ws/SECRET HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nOrigin: http://127.0.0.1:PORT\r\n\r\n",
     "GET /ws/SECRET HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nOrigin: http://127.0.0.1:PORT\r\nUpgrade: websocket\r\n"
@@ -172,12 +159,9 @@ ODD = (
     "GET /ws/SECRET HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nOrigin: http://127.0.0.1:PORT\r\nUpgrade: websocket\r\n"
     "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: \xff\r\n\r\n",
     "POST / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nContent-Length: 2\r\n\r\nhi",
-    "BREW / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
     "GET /static/../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
-    "GET /%00%ff%2e%2e HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
     "GET /download/x HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
     "GET http://[::1 HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
-    "GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nCookie: \xff\xfe=\x01\r\n\r\n",
     "\xff\xfe\x00\x01\r\n\r\n",
 )
 
@@ -297,15 +281,6 @@ def test_a_view_is_a_process_and_there_are_only_so_many(monkeypatch: pytest.Monk
     served(use, monkeypatch)
 
 
-def test_the_size_of_a_screen_is_a_number_of_cells() -> None:
-    assert [cells(text, 80) for text in ("1", "120", "1000", "1001", "0", "-1", "", "1e3", "\u0661", "9" * 5000)] == [
-        *(1, 120, 1000),
-        *[80] * 7,
-    ]
-    with pytest.raises(ValueError, match="does not come from the page"):
-        frame_of({"stdin": "x"})
-
-
 def test_a_view_ends_when_the_server_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     parents, waits = iter([7, 7, 1]), list[float]()
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
@@ -314,31 +289,3 @@ def test_a_view_ends_when_the_server_was_killed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SystemExit) as ended:
         end_with(7)
     assert ended.value.code == 0 and len(waits) == 2
-
-
-def test_the_page_has_a_title_a_viewport_both_shades_and_no_font_from_elsewhere() -> None:
-    served = {path: data.decode(errors="replace") for path, (data, _) in web_view.files().items()}
-    page, style, script = served["/"], served["/view.css"], served["/view.js"]
-    assert "<title>Manyhands: the peer on this computer</title>" in page
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
-    assert "prefers-color-scheme: light" in style and "prefers-color-scheme: light" in script
-    assert "Roboto" not in style and "@font-face" not in style and "font-src" not in web_view.content_policy(1)
-    assert 'querySelector(".xterm-helper-textarea")' in script, "its keys work without a click"
-    assert "xterm-helper-textarea" in served["/textual.js"] and ".textual-terminal" in served["/textual.js"]
-
-
-@pytest.mark.parametrize("shade", web_view.SHADES)
-def test_the_interface_takes_the_shade_that_the_browser_prefers(shade: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in web_view.SHADES[shade].items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert theme_here() == f"manyhands-{shade}"
-
-
-@pytest.mark.parametrize("path", [f"/ws/{SECRET}", f"/ws/{SECRET}/light", f"/ws/{SECRET}/dark", f"/ws/{SECRET}/pink"])
-def test_a_view_opens_in_any_shade(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(session: ClientSession, port: int) -> None:
-        async with session.ws_connect(address(port, path), headers=page(port)) as opened:
-            assert (await opened.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
-
-    served(use, monkeypatch)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-import pytest
-import trio
-import trio.testing
-
-from peer.control import history as run_history
-from peer.control.event_log import EventLog
-from peer.control.history import FILE_NAME, LOOK_S, MOST_NEW, HistoryKeeper, RunHistory
-from peer.control.ledger import ledger_of
+from peer.control.history import MOST_NEW, RunHistory
 from protocol.chain.credit import Credit
 from protocol.chain.replica import Replica
-from protocol.events.events import EvalLoss
 from protocol.events.status import ContributionStatus
 from tests.protocol.chains import FIVE, a_replica, a_run, credits_in, grow
-from tests.protocol.example_status import status
 
 ANN, BOB, CAT = FIVE[:3]
 RUN = a_run(ANN)
@@ -79,12 +68,6 @@ def test_rounds_in_a_row_tokens_and_rank_are_those_of_the_ledger(tmp_path: Path)
     bob.replica.state.close()
 
 
-def test_a_peer_without_credit_has_no_rank(tmp_path: Path) -> None:
-    bob = Bob(tmp_path)
-    assert bob.grow([ANN, CAT]) == ContributionStatus(contributors=2)
-    bob.replica.state.close()
-
-
 def test_a_rank_is_the_place_in_the_ledger_where_trained_tokens_come_first(tmp_path: Path) -> None:
     history = RunHistory(RUN, tmp_path, BOB.peer_id)
     history.ledger.credits = {
@@ -122,16 +105,6 @@ def test_the_next_process_goes_on_and_what_it_finds_is_of_no_day(tmp_path: Path)
     bob.replica.state.close()
 
 
-def test_a_long_chain_is_counted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_history, "AT_ONCE", 2)
-    replica = a_replica(RUN, tmp_path)
-    grow(replica, 5, [BOB])
-    count = RunHistory(RUN, tmp_path, BOB.peer_id)
-    assert [count.count() for _ in range(4)] == [False, False, True, True]
-    assert (count.contribution().rounds, count.contribution().tokens_today) == (5, 0)
-    replica.state.close()
-
-
 def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     bob = Bob(tmp_path)
     before = bob.grow([BOB], [BOB], [BOB])
@@ -144,69 +117,3 @@ def test_replaced_records_are_counted_anew(tmp_path: Path) -> None:
     assert (told.rounds, told.streak, told.tokens) == (2, 2, tokens(bob.replica)) and told.days == before.days
     assert told.tokens_today == told.tokens < before.tokens_today, "what was given up counts for no day"
     bob.replica.state.close()
-
-
-def keeper_of(bob: Bob) -> HistoryKeeper:
-    """A keeper of the history on disk, which follows what is beside it."""
-    return HistoryKeeper(
-        lambda: RunHistory(RUN, bob.folder, BOB.peer_id), EventLog(), lambda: bob.replica.history.tip, status
-    )
-
-
-async def until(keeper: HistoryKeeper, is_reached: Callable[[ContributionStatus], bool]) -> None:
-    while keeper.contribution is None or not is_reached(keeper.contribution):
-        await trio.sleep(LOOK_S)
-
-
-def test_a_history_is_current_while_a_peer_runs_and_kept(tmp_path: Path) -> None:
-    bob = Bob(tmp_path)
-    keeper = keeper_of(bob)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.run)
-            for rounds in (1, 2, 3):
-                grow(bob.replica, 1, [BOB])
-                await until(keeper, lambda told, rounds=rounds: told.rounds >= rounds)  # type: ignore[misc]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(rate=100))
-    assert len(json.loads((tmp_path / FILE_NAME).read_text())["rounds"]) == 3
-    bob.replica.state.close()
-
-
-def test_a_running_peer_tells_the_ledger_of_the_newest_record_and_the_curves_of_its_events(tmp_path: Path) -> None:
-    bob = Bob(tmp_path)
-    log = EventLog()
-    keeper = HistoryKeeper(lambda: RunHistory(RUN, tmp_path), log, lambda: None, status)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.run)
-            await until(keeper, lambda told: True)
-            grow(bob.replica, 3, [ANN, BOB])
-            log.emit(EvalLoss(3, 2.0, "ann", {}))
-            told = await keeper.read(lambda history: ledger_of(history.ledger.credits, history.length, 1))
-            assert told is not None and (told["rounds"], told["untold"]) == (3, 1)
-            await trio.sleep(2 * LOOK_S)
-            assert await keeper.read(lambda history: [*history.held_out]) == [3]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(rate=100))
-    bob.replica.state.close()
-
-
-def test_while_the_manifest_is_unknown_there_is_no_history(tmp_path: Path) -> None:
-    asked = list[None]()
-    keeper = HistoryKeeper(lambda: asked.append(None), EventLog(), lambda: None, status)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(keeper.run)
-            while len(asked) < 3:
-                await trio.sleep(LOOK_S)
-            assert await keeper.read(len) is None  # type: ignore[arg-type]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(rate=100))
-    assert [*tmp_path.iterdir()] == []

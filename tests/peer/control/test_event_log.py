@@ -9,9 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from peer.control.client import Stamped
-from peer.control.event_log import MAX_SUBSCRIBERS, EventLog, TooManyListeners, log_file, to_line
-from protocol.events.events import ComputeProgress, EvalLoss, Notice
+from peer.control.event_log import MAX_SUBSCRIBERS, EventLog, TooManyListeners, log_file
+from protocol.events.events import ComputeProgress, Notice
 
 
 def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:
@@ -43,10 +42,6 @@ def test_a_disk_that_refuses_costs_lines_and_nothing_else(tmp_path: Path) -> Non
     assert [stamped.event for stamped in log.recent()] == [Notice("info", "one")]
 
 
-def test_numbers_that_json_has_no_form_for_become_null() -> None:
-    assert json.loads(to_line(Stamped(1.0, 2.0, EvalLoss(3, float("nan"), ""))))["loss"] is None
-
-
 def test_listeners_are_limited() -> None:
     log = EventLog()
     scopes = [log.subscribe() for _ in range(MAX_SUBSCRIBERS)]
@@ -57,17 +52,6 @@ def test_listeners_are_limited() -> None:
     scopes[0].__exit__(None, None, None)
     with log.subscribe():
         assert log.listeners == MAX_SUBSCRIBERS
-
-
-def test_an_event_after_the_end_reaches_nobody_and_harms_nobody() -> None:
-    async def main() -> None:
-        log = EventLog()
-        with log.subscribe() as listener:
-            log.flush()
-            log.emit(Notice("info", "too late"))
-            assert [stamped async for stamped in listener] == []
-
-    trio.run(main)
 
 
 def test_an_event_of_another_thread_reaches_listeners_and_the_disk(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from dataclasses import replace
 from urllib.request import urlopen
 
 import pytest
@@ -12,58 +11,14 @@ import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.control.metrics import HOST, families, serve_metrics
+from peer.control.metrics import HOST, serve_metrics
 from peer.errors import ExitCode, PeerError
-from protocol.events.status import ComputerStatus, GpuStatus, RolloutStatus
-from tests.protocol.example_status import COMPUTER, GIVEN, ME, TRAINING
+from tests.protocol.example_status import ME, TRAINING
 
 
 def free_port() -> int:
     with socket.create_server((HOST, 0)) as server:
         return int(server.getsockname()[1])
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    names = {family.name for family in families(TRAINING)}
-    assert {"manyhands_loss", "manyhands_held_out_loss", "manyhands_up_bytes"} <= names
-    unknown = {family.name for family in families(replace(TRAINING, loss=None, eval_loss=None))}
-    assert names - unknown == {"manyhands_loss", "manyhands_held_out_loss"}
-
-
-def test_the_computer_has_the_figures_that_it_tells() -> None:
-    without = {family.name for family in families(TRAINING)}
-
-    def added(computer: ComputerStatus) -> dict[str, float]:
-        found = [family for family in families(replace(TRAINING, computer=computer)) if family.name not in without]
-        return {sample.name: sample.value for family in found for sample in family.samples}
-
-    assert added(COMPUTER) == {
-        "manyhands_gpu_busy_share": 0.97,
-        "manyhands_gpu_memory_used_bytes": 19.3e9,
-        "manyhands_gpu_temperature_celsius": 71.0,
-        "manyhands_gpu_power_watts": 298.0,
-        "manyhands_energy_joules_total": 2.7e6,
-    }
-    assert added(ComputerStatus(gpus=[GpuStatus(watts=5.0), GpuStatus()])) == {"manyhands_gpu_power_watts": 5.0}
-    given = [family for family in families(replace(TRAINING, contribution=GIVEN)) if family.name not in without]
-    assert [(family.name, family.samples[0].value) for family in given] == [("manyhands_credited_tokens", 22_400_000)]
-
-
-def test_a_run_with_rollouts_has_their_figures_too() -> None:
-    told = RolloutStatus(version=7, reward=0.5, generated=3, accepted=2, rejected=1, waiting=4, verified_per_s=1.5)
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families(replace(TRAINING, rollouts=told))
-        for sample in family.samples
-    }
-    assert found["manyhands_reward",] == 0.5 and found["manyhands_rollout_batches_waiting",] == 4
-    assert (
-        found["manyhands_rollout_batches_total", "accepted"] == 2
-        and found["manyhands_rollout_batches_total", "rejected"] == 1
-    )
-    assert found["manyhands_verified_rollouts_per_second",] == 1.5
-    names = {family.name for family in families(replace(TRAINING, rollouts=replace(told, reward=None)))}
-    assert "manyhands_reward" not in names and not any("rollout" in family.name for family in families(TRAINING))
 
 
 def test_figures_are_told_on_loopback_and_no_more_after_the_end() -> None:

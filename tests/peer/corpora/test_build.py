@@ -11,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.corpora import build as builds
 from peer.corpora import parts, workers
 from peer.corpora import readers as readings
 from peer.corpora.build import PARTIAL, build
@@ -24,7 +22,6 @@ from peer.corpora.folder import DIGEST, FinishedCorpus
 from peer.corpora.inputs import BuildInput, Document
 from peer.corpora.options import BuildOptions, LeftOut
 from peer.errors import ExitCode, PeerError
-from protocol.corpora.manifest import LEAST_BLOCK_TOKENS
 from tests.hostile_files import link_out, pipe
 from tests.peer.corpora.makers import chat_tokens, content_of, mixed_folder, texts_of
 
@@ -146,46 +143,11 @@ def test_partial_build_of_other_options_is_refused(
     build(inputs, options, tmp_path / "out")
 
 
-def test_seed_changes_order_and_held_out_documents(inputs: list[BuildInput], options: BuildOptions, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        build(inputs, replace(options, seed=seed), tmp_path / str(seed))
-    zero, one = texts_of(tmp_path / "0"), texts_of(tmp_path / "1")
-    assert zero["one", "train"] != one["one", "train"]
-    assert sorted(zero["one", "train"] + zero["one", "held out"]) == sorted(one["one", "train"] + one["one", "held out"])
-
-
 def test_same_document_is_held_out_in_every_source(tmp_path: Path) -> None:
     documents = [Document(text=f"text {number}") for number in range(50)]
     build([BuildInput("a", documents), BuildInput("b", documents)], BuildOptions(held_out_percent=30), tmp_path / "out")
     found = texts_of(tmp_path / "out")
     assert found["a", "held out"] == found["b", "held out"] != []
-
-
-def test_given_tokens_are_not_encoded_again(tmp_path: Path) -> None:
-    rows = [Document("x", tokens=np.array([1, 2, 3]), text_bytes=9), Document("y", tokens=np.array([4, 0], np.uint8))]
-    result = build([BuildInput("a", rows)], BuildOptions(held_out_percent=0), tmp_path / "out")
-    split = result.manifest.sources[0].train
-    corpus = FinishedCorpus(tmp_path / "out")
-    assert sorted(each.tokens.tolist() for each in corpus.documents(split)) == [[1, 2, 3], [4]]
-    assert (split.tokens, split.documents, split.text_bytes) == (6, 2, 9)
-
-
-def test_blocks_are_small_enough_for_a_few_hundred(tmp_path: Path) -> None:
-    documents = [Document(text=f"{number:1000}") for number in range(1000)]
-    manifest = build([BuildInput("a", documents)], BuildOptions(held_out_percent=0), tmp_path / "out").manifest
-    assert manifest.block_tokens == 2048
-    assert 256 <= manifest.blocks(manifest.sources[0].train) <= 512
-    few = build([BuildInput("a", documents[:3])], BuildOptions(held_out_percent=0), tmp_path / "few").manifest
-    assert few.block_tokens == LEAST_BLOCK_TOKENS
-
-
-def test_shards_of_several_blocks_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "SHARD_BYTES", 4096)
-    documents = [Document(text=f"{number:1000}") for number in range(20)]
-    manifest = build([BuildInput("a", documents)], BuildOptions(held_out_percent=20), tmp_path / "out").manifest
-    assert manifest.shard_blocks == 4
-    assert len(manifest.sources[0].train.shards) > 1
-    FinishedCorpus(tmp_path / "out").verify()
 
 
 @pytest.mark.parametrize(
@@ -212,12 +174,6 @@ def test_long_text_is_encoded_in_pieces_that_join_to_it(tmp_path: Path, monkeypa
     texts = ["one line\nand another\n" * 5, "no end of a line in it " * 4, "x" * 95, "short", "ü" * 10]
     build([BuildInput("a", [Document(text=text) for text in texts])], BuildOptions(held_out_percent=0), tmp_path / "out")
     assert sorted(texts_of(tmp_path / "out")["a", "train"]) == sorted(texts)
-
-
-def test_existing_folder_is_not_replaced(inputs: list[BuildInput], options: BuildOptions, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with pytest.raises(PeerError, match="exists already; choose a new folder"):
-        build(inputs, options, tmp_path / "out")
 
 
 @pytest.mark.slow

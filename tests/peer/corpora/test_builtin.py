@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.corpora.builtin import builtin_corpus, provide_builtin, read_text
+from peer.corpora.builtin import builtin_corpus, provide_builtin
 from peer.corpora.folder import MANIFEST, FinishedCorpus
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
-from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.manifest import demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.run.sections import BUILTIN, FILE_CHUNK_BYTES, SOURCE, TOKENS, builtin_source
 from protocol.sync.fetchers import file_section, paths_of
@@ -40,12 +40,6 @@ def test_the_build_gives_the_corpus_that_the_manifests_name(built: Path) -> None
     corpus.verify()
 
 
-def test_documents_are_pieces_of_files_in_a_fixed_order() -> None:
-    documents = read_text()
-    assert len({document.identity for document in documents}) == len(documents) > 2000
-    assert documents[0].identity == "CHANGELOG.md#1" and max(len(document.text) for document in documents) < 64_000
-
-
 def test_a_run_file_without_data_and_the_demo_run_read_it() -> None:
     plain = parse_run_file('name = "plain"\n[data]\nsequence_length = 128\n', ME)
     for manifest in (plain, demo_manifest().manifest):
@@ -68,12 +62,6 @@ def test_a_peer_has_the_corpus_of_a_run_that_names_it_and_its_trainer_reads_it(b
     worker = Worker(TrainingConfig.from_sections(manifest.trainer_sections() | places.sections), small.CPU)
     assert worker.batch([0, builtin_source(256).rows]).tokens_bt.shape == (2, 257)
     assert worker.reading.held_out_windows * 256 > 100_000
-
-
-def test_a_run_of_other_data_brings_nothing(tmp_path: Path) -> None:
-    fields = {"name": "run", "organiser": ME, "founders": "anyone", "total_rounds": 9}
-    provide_builtin(RunManifest.model_validate(fields), BlobStore(Disk(), tmp_path / "files"), tmp_path, tmp_path / "built")
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from peer.corpora.inputs import BuildInput
 from peer.corpora.options import BuildOptions, LeftOut
 from peer.errors import PeerError
 from protocol.corpora.manifest import BEGINS, COUNTS, CorpusKind
-from tests.peer.corpora.makers import chat_tokens, content_of, write_rows
+from tests.peer.corpora.makers import chat_tokens, write_rows
 
 WIDTH = 65
 
@@ -76,21 +75,6 @@ def test_chat_longer_than_a_row_is_cut_and_one_without_an_answer_in_its_row_is_l
     assert split.text_bytes == counted - 1, "the end token of the whole chat has no text"
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
-def test_chats_of_every_format_give_the_same_bytes(ending: str, tmp_path: Path) -> None:
-    rows, contents = [chat(number) for number in range(9)], []
-    of_inputs = {"corpus.msgpack", "corpus.digest"}  # they name the inputs
-    tokens = replace(chat_tokens(tmp_path / "tokenizer.json"), kind=CorpusKind.CHAT, row_tokens=WIDTH)
-    (tmp_path / "array").mkdir()
-    array = tmp_path / "array" / "a.json"
-    array.write_text(json.dumps(rows))
-    (tmp_path / "array" / "README.md").write_text("no chat")
-    for name, path in (("one", write_rows(tmp_path / f"a.{ending}", rows)), ("other", array), ("third", array.parent)):
-        build([BuildInput("s", path)], BuildOptions(tokens, workers=1), tmp_path / name)
-        contents.append({file: data for file, data in content_of(tmp_path / name).items() if file not in of_inputs})
-    assert contents[0] == contents[1] == contents[2]
-
-
 def test_bad_chat_and_preference_are_named_with_their_flaw(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"rows.jsonl, row 2: .*(appear twice|keep one of the two)"):
         built(tmp_path, CorpusKind.PREFERENCE, [PREFERENCES["texts"], dict(zip(ANSWERS, TWICE["other words"], strict=True))])
@@ -105,38 +89,17 @@ GOOD, BAD = ({"role": "assistant", "content": content} for content in ("good", "
 PREFERENCES: dict[str, dict[str, Any]] = {
     "texts": {"prompt": "question", "chosen": "good", "rejected": "bad"},
     "messages after a prompt": {"prompt": PROMPT, "chosen": [GOOD], "rejected": [BAD]},
-    "messages after a text": {"prompt": "question", "chosen": [GOOD], "rejected": [BAD]},
     "whole conversations": {"chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD]},
-    "whole conversations and their prompt": {"prompt": "question", "chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD]},
     "texts of turns": {
         "chosen": "\n\nHuman: question\n\nAssistant: good",
         "rejected": "\n\nHuman: question\n\nAssistant: bad",
     },
     "a prompt of turns": {"prompt": "\n\nHuman: question\n\nAssistant:", "chosen": "good", "rejected": "bad"},
-    "texts of turns that repeat the prompt": {
-        "prompt": "\n\nHuman: question\n\nAssistant:",
-        "chosen": "\n\nHuman: question\n\nAssistant: good",
-        "rejected": "\n\nHuman: question\n\nAssistant: bad",
-    },
     "texts of turns after a plain prompt": {
         "prompt": "question",
         "chosen": "Human: Question\n\nAssistant: good",
         "rejected": "Human:  question\n\nAssistant: bad",
     },
-    "texts of turns with line ends of Windows": {
-        "chosen": "\r\n\r\nHuman: question\r\n\r\nAssistant: good",
-        "rejected": "\r\n\r\nHuman: question\r\n\r\nAssistant: bad",
-    },
-    "texts of turns with carriage returns, one of them": {
-        "chosen": "Human: question\r\rAssistant: good",
-        "rejected": "\n\nHuman: question\n\nAssistant: bad",
-    },
-    "a prompt with line ends of Windows before whole conversations": {
-        "prompt": "question",
-        "chosen": "\r\n\r\nHuman: question\r\n\r\nAssistant: good",
-        "rejected": "\r\n\r\nHuman: question\r\n\r\nAssistant: bad",
-    },
-    "answers with scores": {"prompt": "question", "chosen": "good", "rejected": "bad", "score_chosen": 8, "source": "s"},
 }
 
 
@@ -159,11 +122,6 @@ NO_PREFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "one answer": ({"prompt": "q", "chosen": "a"}, "a preference is a record with prompt, chosen and rejected"),
     "no common prompt": ({"chosen": [GOOD], "rejected": [BAD]}, "do not begin with the same prompt; add the field prompt"),
     "equal answers": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
-    "a number": ({"prompt": 5, "chosen": "a", "rejected": "b"}, "the content of message 1 of a chat is not a text"),
-    "turns that begin with other questions": (
-        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"},
-        "do not begin with the same prompt",
-    ),
     "a prompt of turns in another form": (
         {"prompt": "Human: a question\nAssistant:", "chosen": "good", "rejected": "bad"},
         "put an empty line before each Human: and Assistant:",
@@ -188,19 +146,10 @@ TALK = [*PROMPT, {"role": "assistant", "content": "which one?"}, user("the secon
 ONCE, KINDLY, TALKED = ("question",), ("Be kind.", "question"), ("question", "which one?", "the second")
 REPEATED: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "same": ("question", PROMPT, ONCE),
-    "a null field": ("question", [user("question", name=None)], ONCE),
     "a list of parts": ("question", [user([{"type": "text", "text": "question"}])], ONCE),
-    "several parts": ("question", [user([{"type": "text", "text": each} for each in ("quest", "ion")])], ONCE),
-    "a blank behind": ("question", [user("question ")], ONCE),
-    "line breaks around": ("question\n", [user("\r\nquestion")], ("question\n",)),
     "other names of fields": ("question", [{"from": "human", "value": "question"}], ONCE),
-    "a weight of 0": ("question", [user("question", weight=0)], ONCE),
-    "metadata": (PROMPT, [user("question", id=7)], ONCE),
-    "other capitals": ("question", [user("QUESTION")], ONCE),
     "another form of characters": ("qu\u00e9stion", [user("que\u0301stion")], ("qu\u00e9stion",)),
     "a system message before the answer's": ("question", [KIND, *PROMPT], KINDLY),
-    "a system message before the prompt's": ([KIND, *PROMPT], PROMPT, KINDLY),
-    "a system message before both": ([KIND, *PROMPT], [{"role": "developer", "content": "Be kind. "}, *PROMPT], KINDLY),
     "a system message alone": ([KIND], [KIND, *PROMPT], KINDLY),
     "several turns": (TALK, [*TALK[:2], user("the  second")], TALKED),
 }
@@ -223,20 +172,10 @@ def test_prompt_that_the_answers_repeat_stands_once(case: str) -> None:
 
 TWICE: dict[str, tuple[Any, Any, Any]] = {
     "other words": ("question", [user("Question!"), GOOD], [user("Question!"), BAD]),
-    "a heading before it": ("question", [user("Q: question"), GOOD], [user("Q: question"), BAD]),
-    "one answer with other words": ("question", [GOOD], [user("the question"), BAD]),
-    "the last question alone": (TALK, [TALK[2], GOOD], [TALK[2], BAD]),
     "without the first question": (TALK, [*TALK[1:], GOOD], [*TALK[1:], BAD]),
     "another system message": ([KIND, *PROMPT], [KIND | {"content": "Be short."}, *PROMPT, GOOD], [KIND, *PROMPT, BAD]),
-    "a system message behind it": ("question", [*TALK[1:2], *PROMPT, GOOD], [*TALK[1:2], *PROMPT, BAD]),
     "a text of the whole conversation": ("Human: a question Assistant:", [*PROMPT, GOOD], [*PROMPT, BAD]),
     "texts that begin with it": ("a question?", "a question? good", "a question?\nbad"),
-    "texts with other capitals and blanks": ("a question?", "A  QUESTION?\ngood", "\na Question? bad"),
-    "messages that begin with it": (
-        [user("a question?")],
-        [{"role": "assistant", "content": "a question? good"}],
-        [{"role": "assistant", "content": " a  question? bad"}],
-    ),
 }
 
 
@@ -245,21 +184,6 @@ def test_answers_that_would_ask_twice_are_refused(case: str) -> None:
     prompt, chosen, rejected = TWICE[case]
     with pytest.raises(ValueError, match="appear twice|keep one of the two"):
         answers_of({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-
-
-def test_answers_that_go_on_with_the_conversation_are_kept() -> None:
-    greeting = {"prompt": "Hello", "chosen": "Hello there!", "rejected": "Hello you!"}
-    quoting = {"prompt": "a question?", "chosen": "a question? Yes.", "rejected": "No."}
-    turns = {"prompt": TALK[:2], "chosen": [TALK[2], GOOD], "rejected": [TALK[2], BAD]}
-    for record, count in ((greeting, 2), (quoting, 2), (turns, 4)):
-        assert [len(each) for each in answers_of(record)] == [count, count]
-
-
-def test_longer_common_conversation_is_the_prompt() -> None:
-    talk = [*PROMPT, GOOD, {"role": "user", "content": "and?"}]
-    chosen, rejected = answers_of({"chosen": [*talk, GOOD], "rejected": [*talk, BAD]})
-    assert [message.excluded for message in chosen] == [True, True, True, False]
-    assert [message.excluded for message in rejected] == [True, True, True, False]
 
 
 def test_turns_of_a_text_are_a_whole_conversation_and_a_colon_in_a_line_is_no_turn() -> None:
@@ -279,17 +203,11 @@ def in_turns(layout: str) -> dict[str, str]:
 
 OTHER_TURNS: dict[str, dict[str, str]] = {
     "one line end": in_turns("Human: a question\nAssistant: {}"),
-    "one line end of Windows": in_turns("Human: a question\r\nAssistant: {}"),
     "one of the two texts": {
         **in_turns("Human: a question\n\nAssistant: {}"),
         "rejected": "Human: a question\nAssistant: b",
     },
-    "a blank in the empty line": in_turns("Human: a question\n \nAssistant: {}"),
     "text before the first turn": in_turns("A talk.\n\nHuman: a question\n\nAssistant: {}"),
-    "marks of headings": in_turns("### Human: a question\n### Assistant: {}"),
-    "bold marks": in_turns("**Human:** a question\n\n**Assistant:** {}"),
-    "small letters": in_turns("human: a question\n\nassistant: {}"),
-    "another beginning": in_turns("Assistant: hello\n\nHuman: a question\n\nAssistant: {}"),
 }
 
 
@@ -322,8 +240,3 @@ def test_packing_loses_nothing_and_never_overflows(lengths: list[int]) -> None:
         tokens, flags = filled(row, 20, 999)
         assert len(tokens) == len(flags) == 20
         assert int((flags & COUNTS).sum()) == sum(len(some) for some, _ in row)
-
-
-def test_packing_chooses_the_longest_chat_that_fits() -> None:
-    rows = packed([flagged(length, length) for length in (12, 3, 5, 8, 7)], 20)
-    assert [[len(tokens) for tokens, _ in row] for row in rows] == [[12, 8], [3, 7, 5]]

@@ -26,7 +26,6 @@ from protocol.sync.fetchers import file_section, paths_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
-from tests.peer.corpora.makers import write_rows
 from trainer.config import OWN_CORPUS, TrainingConfig
 from trainer.data.corpus import CorpusReading
 from trainer.reading import reading_of
@@ -103,17 +102,6 @@ def test_the_corpus_is_built_again_only_when_the_files_or_the_options_change(tmp
     assert (tmp_path / "run" / OWN / CURRENT).resolve() == current
 
 
-def test_the_options_of_the_run_say_which_field_is_read(tmp_path: Path) -> None:
-    rows = [
-        {"body": f"note number {number} of a patient", "ward": "ab"[number % 2], "text": "wrong"} for number in range(200)
-    ]
-    manifest = a_run('text = "body"\nwhere = { ward = "a" }\n')
-    data = its(manifest, write_rows(tmp_path / "notes.jsonl", rows), tmp_path)
-    corpus = data.build(None)
-    assert corpus.sources[0].train.documents + corpus.sources[0].held_out.documents == 100
-    assert b"wrong" not in bytes(reading(manifest, data).rows(range(5)).tokens_bt.tobytes())
-
-
 def test_a_corpus_that_fits_is_read_in_place_and_another_is_refused(tmp_path: Path) -> None:
     data = its(a_run(), texts(tmp_path / "texts"), tmp_path)
     data.build(None)
@@ -124,30 +112,6 @@ def test_a_corpus_that_fits_is_read_in_place_and_another_is_refused(tmp_path: Pa
     chats = a_run(data=LOCAL + 'format = "chat"\n')
     with pytest.raises(PeerError, match=r"does not fit the run: the corpus was built with the kind \"text\""):
         its(chats, corpus, other).build(None)
-
-
-def test_too_little_data_is_told_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "one.txt").write_text("a short text")
-    with pytest.raises(PeerError, match="11 tokens to learn from, and a row needs 33; give a larger folder with --data"):
-        its(a_run(), tmp_path / "texts", tmp_path).build(None)
-    (tmp_path / "texts" / "one.txt").write_text("a single text, " * 8)
-    with pytest.raises(PeerError, match="24 tokens held out for the evaluation, and a row needs 33; give more data"):
-        its(a_run(), tmp_path / "texts", tmp_path).build(None)
-
-
-def test_the_remedies_are_what_a_member_can_do_who_cannot_change_the_run_file(tmp_path: Path) -> None:
-    folder = texts(tmp_path / "texts", 1)
-    (folder / "scan.bin").write_bytes(bytes(1 << 16))
-    with pytest.raises(
-        PeerError, match="scan.bin is binary, .*; move such files elsewhere, or name other data with --data"
-    ) as it:
-        its(a_run(), folder, tmp_path).build(None)
-    assert "[data]" not in str(it.value)
-    rows = tmp_path / "rows.jsonl"
-    write_rows(rows, [{"body": "a"}])
-    with pytest.raises(PeerError, match="no field text, but body; the run reads no other, so rename the field$"):
-        its(a_run(), rows, tmp_path).build(None)
 
 
 def test_data_that_hold_the_peer_s_own_files_are_refused(tmp_path: Path) -> None:

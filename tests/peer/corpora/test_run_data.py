@@ -20,26 +20,10 @@ from peer.errors import PeerError
 from protocol.corpora.manifest import CorpusKind
 from protocol.run.sections import EXAMPLES
 from tests.peer.corpora.makers import write_rows
-from trainer.environments.environment import Environment, Problem
 from trainer.environments.registry import open_environment
 
 BYTES = TokenFormat()
 CHATS = TokenFormat(CorpusKind.CHAT, template="plain", row_tokens=65)
-
-
-class Unsolved(Environment):
-    """Knows no solutions."""
-
-    size = 3
-
-    def problem(self, index: int) -> Problem:
-        return Problem(index, "?", None)
-
-    def score(self, problem: Problem, turns: object) -> float:
-        return 0.0
-
-    def solution(self, problem: Problem) -> tuple[str, ...]:
-        raise ValueError("nobody knows")
 
 
 def a_chat(number: int) -> dict[str, Any]:
@@ -57,14 +41,6 @@ def chats(rows: list[Any], folder: Path, **fields: Any) -> RunData:
     return read(section, folder, CHATS)
 
 
-def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        write_rows(tmp_path / folder / "train.jsonl", [{"text": f"a text of {folder}, long enough for a row " * 9}])
-    sources = [{"from": f"{folder}/train.jsonl", "weight": weight} for folder, weight in (("a", 90), ("b", 10))]
-    with pytest.raises(PeerError, match=r"two of \[\[data.sources\]\] are called train; give each a name of its own"):
-        read({"sources": sources, "sequence_length": 64}, tmp_path)
-
-
 @pytest.mark.slow
 def test_examples_are_documents_in_the_layout_of_rollouts_and_each_is_in_one_split(tmp_path: Path) -> None:
     environment = open_environment("sort")
@@ -80,11 +56,6 @@ def test_examples_are_documents_in_the_layout_of_rollouts_and_each_is_in_one_spl
     distinct = len({bytes(each.tokens) for each in documents[:400] if each.tokens is not None})
     assert source.name == EXAMPLES and source.train.documents + source.held_out.documents == distinct
     assert 0.02 < source.held_out.documents / distinct < 0.09
-
-
-def test_environment_without_solutions_has_no_examples() -> None:
-    with pytest.raises(ValueError, match="nobody knows"):
-        solved_examples(Unsolved(), BYTES.open())
 
 
 def test_examples_of_no_environment_are_refused_and_a_folder_of_that_name_is_read(tmp_path: Path) -> None:
@@ -122,41 +93,12 @@ def test_chats_that_are_cut_left_out_or_bad_are_counted_and_the_first_bad_one_is
         chats([{"speech": 1, **a_chat(1)}, *rows[:5]], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("rows", "fields", "part"),
-    [
-        (40, {"from": "absent"}, "absent, which does not exist; correct the path"),
-        (0, {}, "the source talk has no document to learn from"),
-    ],
-)
-def test_data_that_gives_no_run_is_a_sentence(rows: int, fields: dict[str, Any], part: str, tmp_path: Path) -> None:
-    with pytest.raises(PeerError) as refused:
-        chats([a_chat(number) for number in range(rows)], tmp_path, **fields)
-    assert part in str(refused.value)
-
-
 def test_the_tokens_of_chats_are_those_that_are_learnt(tmp_path: Path) -> None:
     data = chats([a_chat(number) for number in range(100)], tmp_path)
     source, corpus = data.section["sources"][0], FinishedCorpus(data.folders[0])
     learnt = sum(len(f"{number}!") + 1 for number in range(100))
     assert 0.6 * learnt < source["counted"] < learnt, "each answer and its end, of the chats that are not held out"
     assert source["counted"] < corpus.manifest.sources[0].train.tokens / 2
-
-
-def test_files_passed_over_are_counted_and_a_corpus_of_an_earlier_reading_is_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"text": f"a text of number {number}, long enough"} for number in range(99)]
-    for name in ("train", "test", "validation"):
-        write_rows(tmp_path / "clone" / f"{name}.jsonl", rows)
-    (tmp_path / "clone" / "README.md").write_text("a card")
-    section = {"from": "clone", "sequence_length": 16}
-    data = read(section, tmp_path)
-    ((_, told),) = data.remarks
-    assert "; read: 1 file (JSON lines); passed over: 1 file (about the data), 2 files (of another split than train)" in told
-    assert read(section, tmp_path).folders == data.folders
-    monkeypatch.setattr("peer.corpora.run_data.READING", 1)
-    assert read(section, tmp_path).folders != data.folders
 
 
 def test_repeated_chats_are_named_with_the_switch_that_keeps_them(tmp_path: Path) -> None:
@@ -174,25 +116,6 @@ def test_repeated_chats_are_named_with_the_switch_that_keeps_them(tmp_path: Path
         chats(rows, tmp_path, keep_repeated=True, id="prompt")
 
 
-def test_bad_rows_of_a_run_file_are_mended_by_its_fields(tmp_path: Path) -> None:
-    for name in ("rows.jsonl", "rows.parquet"):
-        write_rows(tmp_path / name, [{"body": f"text number {number}"} for number in range(50)])
-        with pytest.raises(PeerError, match=r"it has no (field|column) text, .*; name one with text in \[data\]") as caught:
-            read({"from": name}, tmp_path)
-        assert "--" not in str(caught.value) and str(caught.value).endswith("name one with text in [data]")
-        read({"from": name, "text": "body", "sequence_length": 16}, tmp_path)
-
-
-def test_too_many_sources_of_a_run_file_are_told_by_their_field(tmp_path: Path) -> None:
-    sources = [{"from": f"{number}.jsonl"} for number in range(17)]
-    for source in sources:
-        write_rows(tmp_path / source["from"], [{"text": "a text"}])
-    with pytest.raises(PeerError, match=r"give several inputs one name: name in \[\[data.sources\]\]"):
-        read({"sources": sources}, tmp_path)
-    with pytest.raises(PeerError, match=r"\[data\] held_out_percent is 100; it must be a whole number from 1 to 50"):
-        read({"from": "0.jsonl", "held_out_percent": 100}, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("section", "said"),
     [
@@ -201,17 +124,11 @@ def test_too_many_sources_of_a_run_file_are_told_by_their_field(tmp_path: Path) 
             "weight in entry 2 of data.sources is 1.5; it must be a whole number",
         ),
         ({"sources": [{"name": "a b"}]}, r"name in entry 1 of data.sources is .?'?a b.*it must be 1 to 64 letters, digits"),
-        ({"sources": [{"name": 5}]}, "name in entry 1 of data.sources is 5; it must be 1 to 64 letters"),
         (
             {"phases": [{"weights": {"zz": 1}}]},
             "weights in entry 1 of data.phases names 'zz', and the sources are a; correct",
         ),
         ({"phases": [{"weights": {"a": -5}}]}, "the weight of a in entry 1 of data.phases is -5; it must be a whole number"),
-        ({"phases": [{"from_tokens": 5}]}, "weights in entry 1 of data.phases must be { SOURCE = WEIGHT }"),
-        (
-            {"sources": [{"name": "a b"}, {"weight": 1.5}]},
-            "(?s)name in entry 1 of data.sources.*weight in entry 2 of data.sources",
-        ),
     ],
 )
 def test_mistake_in_sources_and_phases_names_its_entry_and_field(section: dict[str, Any], said: str, tmp_path: Path) -> None:

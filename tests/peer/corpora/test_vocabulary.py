@@ -14,7 +14,7 @@ from peer.corpora.folder import FinishedCorpus
 from peer.corpora.inputs import BuildInput
 from peer.corpora.options import BuildOptions, FieldSelection, TokenFormat
 from peer.corpora.vocabulary import SPECIAL, tokens_for, train_tokenizer
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode
 from protocol.corpora.manifest import CorpusKind
 from tests.peer.corpora.makers import texts_of, write_rows
 from trainer.data.tokenizer_json import MAX_TOKEN_BYTES, load, trained, tried
@@ -58,11 +58,7 @@ def test_tokenizer_is_bytes_or_of_a_chosen_size(word: str, vocab: int, tmp_path:
 
 REFUSED = {
     "--tokenizer 299": "from 300 to 131072",
-    "--tokenizer 999999": "from 300 to 131072",
     "--end 5": "a tokenizer that is trained has its own end token; leave --end out",
-    "--tokenizer 500 --end 0": "leave --end out",
-    "--least 9999": "the first row left out is rows.jsonl, row 1: it has ",
-    "--text body": "it has no field body, but text; name one with --text",
     "--tokenizer nowhere": "there is no nowhere; give --tokenizer a folder with a tokenizer.json, that file, or bytes, or a",
 }
 
@@ -90,7 +86,7 @@ def test_build_that_cannot_begin_is_refused_before_training(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("size", "tokens"),
-    [(0, 4096), (10 << 20, 8192), (99 << 20, 8192), (100 << 20, 16384), (1 << 30, 32768), (1 << 50, 32768), (None, 32768)],
+    [(0, 4096), (100 << 20, 16384), (1 << 30, 32768), (None, 32768)],
 )
 def test_size_of_the_vocabulary_follows_from_that_of_the_inputs(size: int | None, tokens: int) -> None:
     assert tokens_for(size) == tokens
@@ -123,15 +119,8 @@ def test_tokenizer_of_chats_learns_their_messages_alone(kind: CorpusKind, tmp_pa
 TEXTS = {
     "one run of letters": ["ACGT" * 5000],
     "spaces": [" " * 20_000 + "x", " " * 20_000 + "y"],
-    "lines": ["\n" * 5000] * 3,
-    "one letter": ["a" * 20_000],
     "other scripts": ["日本語テキスト" * 2000],
-    "signs": ["\U0001f600‍\U0001f525" * 3000],
-    "marks": ["<|im_end|>" * 500],
-    "zeros": ["\0" * 5000],
     "nothing": [],
-    "digits": ["0123456789" * 3000],
-    "long words": [("x" * 300 + " ") * 50],
 }
 
 
@@ -142,23 +131,3 @@ def test_tokenizer_of_any_texts_is_one_that_runs_allow(case: str) -> None:
     clean = tried(content, frozenset({0}))
     assert trained(iter(TEXTS[case]), 2000, SPECIAL) == content
     assert max(map(len, json.loads(clean)["model"]["vocab"])) <= MAX_TOKEN_BYTES
-
-
-LATIN = "Zum Fr\u00fchst\u00fcck".encode("latin-1") * 99
-UNREADABLE: dict[str, tuple[bytes, str]] = {
-    "a.jsonl": (b'{"content": "some words"}\n' * 9, "no field text, but content; name one with --text"),
-    "latin.txt": (LATIN, "it is not UTF-8 text at byte 7; save it as UTF-8"),
-    "book.pdf": (b"%PDF-1.7", "book.pdf is a PDF"),
-    "blank.txt": (b" \n ", "blank.txt, row 1: it is empty; check the inputs"),
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_inputs_without_a_text_say_why_and_what_helps_not_that_no_tokenizer_can_be_trained(
-    name: str, tmp_path: Path
-) -> None:
-    content, said = UNREADABLE[name]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(PeerError) as error:
-        train_tokenizer([BuildInput("s", tmp_path / name)], BuildOptions())
-    assert said in error.value.text and "no tokenizer" not in error.value.text, error.value.text

@@ -85,14 +85,6 @@ def test_it_goes_on_when_there_is_room_for_what_it_writes(tmp_path: Path, monkey
     assert told.why is WhyIdle.DISK_FULL and "the run needs about 3.0 GB more on disk" in told.detail
 
 
-def test_a_state_in_files_needs_its_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(tmp_path, monkeypatch)
-    table.free, table.scratch_bytes = 4 * GB, 2 * GB
-    table.waited(FULL, lambda: setattr(table, "free", 6 * GB), 102.0)
-    (told,) = table.told
-    assert "the run needs about 5.0 GB more on disk" in told.detail
-
-
 @pytest.mark.slow
 def test_a_disk_that_is_full_again_soon_makes_it_wait_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,22 +114,3 @@ def test_a_changed_setting_is_looked_at_at_once(tmp_path: Path, monkeypatch: pyt
         table.away.look_now()
 
     assert table.waited(SPENT, raised, 7.0) == pytest.approx(7.0)
-
-
-def test_the_reason_may_change_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(tmp_path, monkeypatch)
-    table.traffic.count(2 * GB, NOVEMBER)
-
-    async def happen() -> None:
-        await trio.sleep(20.0)
-        table.now = datetime(2026, 12, 1)
-        await trio.sleep(40.0)
-        table.free = 4 * GB
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(happen)
-            await table.away.until_over(SPENT, table.told.append)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert [rest.why for rest in table.told] == [WhyIdle.MONTHLY_QUOTA, WhyIdle.DISK_FULL]

@@ -40,11 +40,6 @@ class Table:
         return shown.why_idle, shown.why_detail
 
 
-def test_until_its_network_is_open_a_peer_is_starting(tmp_path: Path) -> None:
-    table = Table(tmp_path)
-    assert table.why == (WhyIdle.STARTING.value, "opening the network") and table.told == []
-
-
 def test_what_the_search_tells_is_the_sentence_while_it_is_connecting_and_not_else(tmp_path: Path) -> None:
     table = Table(tmp_path)
     search: Any = SimpleNamespace(summary="192.0.2.1 port 4001 (3 times: refused)")

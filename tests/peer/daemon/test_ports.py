@@ -36,10 +36,3 @@ def test_a_port_that_another_program_uses_is_left_to_it(usual: int) -> None:
 def test_what_the_person_said_is_taken_and_local_peers_take_any() -> None:
     with chosen_port(4711, local=True) as said, chosen_port(None, local=True) as local:
         assert (said, local) == (4711, FREE)
-
-
-def test_without_a_runtime_directory_a_free_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "file" / "below"))
-    with chosen_port(None, local=False) as port:
-        assert port == FREE

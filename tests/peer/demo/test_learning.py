@@ -13,14 +13,10 @@ import pytest
 from peer.commands.demo import RL_ROUNDS
 from peer.demo.cast import Cheat, DemoMember, with_rollouts
 from peer.demo.learning import (
-    MOST_VERSIONS,
     Comparison,
     Examiner,
     Learning,
     MeasuredState,
-    StateExamination,
-    newest_state,
-    solved_task,
 )
 from peer.demo.swarm import LEAST_VERSIONS, learning_play, learning_run
 from peer.errors import ExitCode, PeerError
@@ -28,7 +24,6 @@ from protocol.events import events as ev
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity
-from protocol.wire.presence import Role
 from tests.e2e.swarm import ROLLOUT_RUN
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
@@ -67,23 +62,6 @@ def test_a_state_that_answers_twice_has_gained_nothing_and_another_one_answers_t
     assert other.answer != one.answer
 
 
-def test_before_the_first_round_the_newest_state_is_that_of_the_seed(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(ROLLOUT_RUN)
-    play = learning_play(2, None, tmp_path / "tiny.toml")
-    rounds, found = newest_state(play.signed, tmp_path / "run")
-    assert rounds == 0
-    assert np.array_equal(found, theta(play.signed.manifest, play.signed.manifest.seed))
-
-
-def test_a_demo_without_a_start_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(ROLLOUT_RUN)
-    play = learning_play(2, None, tmp_path / "tiny.toml")
-    examination = StateExamination(play.signed, tmp_path / "run", play.aim)  # type: ignore[arg-type]
-    examination.look()
-    with pytest.raises(PeerError, match="no state down after the warm-up"):
-        examination.conclude()
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -114,22 +92,6 @@ class Stage:
 
 def committed(round: int) -> ev.Event:
     return ev.RoundCommitted(round, "", [], 0, math.nan, True)
-
-
-def decided(root: str, verdict: str) -> ev.Event:
-    return ev.BatchDecided("rollout-1!", 3, 0, root, verdict, "", 64, True)
-
-
-def test_the_cast_has_one_cheat_at_most_and_a_liar_has_an_honest_one_beside_it() -> None:
-    roles = [Role.TRAINER, Role.ROLLOUT, Role.ROLLOUT, Role.VALIDATOR]
-    assert [part.role for part in with_rollouts(None)] == roles
-    assert all(part.program == ("peer",) for part in with_rollouts(None))
-    lazy = with_rollouts(Cheat.ROLLOUT)
-    assert [part.role for part in lazy] == roles
-    assert [part.name for part in lazy if part.program == ("peer.demo.cheats", "rollout")] == ["rollout-2"]
-    lying = with_rollouts(Cheat.VALIDATOR)
-    assert [part.role for part in lying] == [*roles, Role.VALIDATOR]
-    assert [part.name for part in lying if part.cheat is not None] == ["validator-2"]
 
 
 @pytest.mark.slow
@@ -171,13 +133,6 @@ def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:
     assert "sort 21 -> 21: wrong" in text and "sort 21 -> 12: right" in text
 
 
-def test_a_reward_that_is_not_higher_at_the_end_is_said_in_so_many_words() -> None:
-    stage = Stage(versions=1)
-    stage.version(0.3)
-    stage.aim.conclude(Comparison(measured(stage.warm, 0.5, 0.5), measured(stage.warm + 1, 0.5, 0.25)))
-    assert "NOT HIGHER" in "\n".join(stage.aim.lines(9.0, unicode=False))
-
-
 @pytest.mark.parametrize(
     "text", ["\x1b[2J", "a\nb", "\r", "\u202e", "\x00", "\x9b31m", "\ufffd\x07", "x" * 5000, "\n" * 500, "\ud800", "\u2028"]
 )
@@ -200,23 +155,6 @@ def test_fewer_versions_than_suffice_are_refused_with_the_number_and_the_time(ve
     assert learning_play(LEAST_VERSIONS, None, None) and RL_ROUNDS == LEAST_VERSIONS
 
 
-def test_it_is_over_after_its_versions_whatever_the_reward_does() -> None:
-    stage = Stage(versions=LEAST_VERSIONS)
-    for _ in range(LEAST_VERSIONS):
-        assert not stage.over
-        stage.version(0.25)
-    assert stage.over
-    assert stage.aim.lines(9.0, unicode=False), "also before the states are compared"
-
-
-def test_a_cheat_that_nobody_finds_does_not_go_on_for_ever() -> None:
-    stage = Stage(versions=1, cheat=Cheat.ROLLOUT)
-    for _ in range(MOST_VERSIONS):
-        assert not stage.over
-        stage.version(0.25)
-    assert stage.over
-
-
 def test_it_goes_on_until_a_cheat_is_set_aside() -> None:
     stage = Stage(versions=1, cheat=Cheat.ROLLOUT)
     stage.version(0.5)
@@ -235,29 +173,6 @@ def test_an_honest_peer_set_aside_is_a_fault() -> None:
     assert "validator-1" in stage.aim.fault() and "honest" in stage.aim.fault()
 
 
-def test_only_the_trainers_decisions_count_and_each_batch_once() -> None:
-    stage = Stage(versions=1)
-    stage.says("validator-1", decided("aa", "accepted"))
-    stage.says("trainer", decided("aa", "accepted"), decided("aa", "accepted"), decided("bb", "rejected"))
-    stage.says("trainer", decided("cc", "stale"))
-    fields = stage.aim.fields(9.0)
-    assert (fields["accepted"], fields["rejected"], fields["versions"]) == (1, 1, 0)
-    assert fields["start"] is None and fields["end"] is None and fields["by_version"] == []
-
-
-def test_peers_are_told_apart_by_what_they_did() -> None:
-    stage = Stage(versions=1)
-    judged = ev.BatchJudged("rollout-1!", 3, 0, "aa", "validator-1!", 64, 0, 0, [])
-    stage.says("rollout-1", ev.RolloutsGenerated(3, 0, "aa", 64, 500, 9000, 1.0), judged)
-    stage.says("validator-1", judged)
-    assert [stage.aim.remark(name) for name in stage.members] == [
-        "",
-        "1 batches made",
-        "0 batches made",
-        "1 batches judged",
-    ]
-
-
 def test_the_built_in_run_begins_with_examples_and_every_demo_has_a_run_of_its_own() -> None:
     one, two = learning_play(None, None, None), learning_play(None, None, None)
     assert one.signed.run != two.signed.run
@@ -274,27 +189,3 @@ def test_a_run_file_without_rollouts_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"no section \[rl\]") as refused:
         learning_play(None, None, tmp_path / "text.toml")
     assert refused.value.exit_code is ExitCode.INPUT
-
-
-def test_a_demo_shows_its_task_at_once_and_counts_its_versions() -> None:
-    stage = Stage(versions=2)
-    prompt, _, solution = stage.aim.title().partition("(as ")[2].partition(")")[0].partition(" -> ")
-    assert prompt.startswith("sort ") and sorted(prompt.removeprefix("sort ").removesuffix("\\n")) == [*solution]
-    for _ in range(stage.warm):
-        stage.says("trainer", committed(stage.aim._committed))
-    for _ in range(2):
-        stage.version(0.5)
-    assert [line.partition(":")[0] for line in stage.aim.news[-2:]] == ["version 1 of 2", "version 2 of 2"]
-    assert stage.aim.headline(1.0, unicode=False).startswith("version 2 of 2, reward")
-
-
-def test_versions_beyond_those_asked_for_are_not_counted_out_of_them() -> None:
-    stage = Stage(versions=1, cheat=Cheat.ROLLOUT)
-    stage.version(0.5)
-    stage.version(0.5)
-    assert stage.aim.news[-1].startswith("version 2: reward")
-
-
-@pytest.mark.parametrize("environment", ["nothing", 'jsonl(path="x.jsonl", digest="00")', "add("])
-def test_an_environment_that_needs_more_shows_no_task(environment: str) -> None:
-    assert solved_task(environment) == ""

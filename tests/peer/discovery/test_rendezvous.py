@@ -39,14 +39,6 @@ def test_peers_find_each_other_and_not_themselves(tmp_path: Path) -> None:
     assert other_run.others() == []
 
 
-def test_new_addresses_replace_the_old_ones(tmp_path: Path) -> None:
-    first = peer_id()
-    one, two = Rendezvous(tmp_path, RUN, first), Rendezvous(tmp_path, RUN, peer_id())
-    one.register([address_of(first)])
-    one.register([address_of(first, 5000)])
-    assert two.others() == [address_of(first, 5000)]
-
-
 def test_who_withdraws_is_gone_and_the_last_one_takes_the_folder_along(tmp_path: Path) -> None:
     first = peer_id()
     one, two = Rendezvous(tmp_path, RUN, first), Rendezvous(tmp_path, RUN, peer_id())
@@ -75,15 +67,6 @@ def test_a_killed_peers_file_is_ignored_and_removed(tmp_path: Path) -> None:
         child.communicate()
     assert reader.others() == []
     assert list(reader.folder.iterdir()) == []
-
-
-def test_a_file_that_was_removed_comes_back(tmp_path: Path) -> None:
-    first = peer_id()
-    one = Rendezvous(tmp_path, RUN, first)
-    one.register([address_of(first)])
-    (one.folder / first).unlink()
-    one.register([address_of(first)])
-    assert Rendezvous(tmp_path, RUN, peer_id()).others() == [address_of(first)]
 
 
 def test_odd_files_give_no_addresses(tmp_path: Path) -> None:

@@ -117,13 +117,6 @@ def test_nothing_is_said_while_somebody_may_answer_and_all_about_one_of_another_
     assert foreign.said and "another run" in foreign.said[0][1].sentence()
 
 
-def test_the_search_ends_when_somebody_was_met() -> None:
-    watch = Watch()
-    watch.met = True
-    watch.run(1)
-    assert not watch.said and watch.search.summary == ""
-
-
 @pytest.mark.parametrize(("problems", "part"), [
     ([NO_ROUTE], "network connection"), ([SILENT, NO_ROUTE], "firewall"), ([REFUSED], "listens on this port"),
     ([OTHER_RUN], "with this run"), ([WRONG_PEER], "newer invitation"), ([TRYING], "each gets 10 s"), ([], OTHERWISE),

@@ -18,18 +18,13 @@ from tests.hostile_texts import HARMFUL, HOSTILE
 
 MARKUP = [
     "---\nlicense: mit\n---",
-    '"\nlicense: mit\ntags: [evil]',
     "'}\n- &a !!python/object:os.system x",
-    "# A heading",
     "a\n\n# A heading\n\n- a list\n\n```sh\nrm -rf\n```",
     "<script>alert(1)</script><img src=x onerror=alert(1)>",
     "[a link](https://evil.example) ![a picture](https://evil.example/x.png) <https://evil.example>",
     "https://evil.example www.evil.example me@evil.example",
-    "a | b\n|---|---|\n| c | d |",
     "**bold** _it_ `code` ~~gone~~ [^1] [x]: y",
-    "> quote\n1. one\n+ two\n    code",
     "\\\\(x^2\\\\) $$y$$ \\<b> &lt;b&gt; &#60;b&#62;",
-    "=====\n-----",
 ]
 
 
@@ -96,24 +91,6 @@ def test_words_of_strangers_are_text_and_nothing_else(text: str) -> None:
 def test_what_is_escaped_is_shown_as_it_was() -> None:
     text = r"""a !"#$%&'()*+,-./:;<=>?@[\]^_`{|}~ \\(b\\) &amp; é 中"""
     assert "".join(content for _, content in tokens_of(escaped(text))) == text
-
-
-@pytest.mark.parametrize(
-    ("licence", "told"),
-    [
-        ("MIT", {"license": "mit"}),
-        ("Apache 2.0", {"license": "apache-2.0"}),
-        ("Our own v2!", {"license_name": "our-own-v2"}),
-    ],
-)
-def test_licences_are_words_that_hubs_take(licence: str, told: dict[str, str]) -> None:
-    front, _ = parsed(card_of(manifest_of("x", licence)))
-    assert told.items() <= front.items()
-
-
-def test_a_run_without_a_licence_claims_none() -> None:
-    front, _ = parsed(card_of(demo_manifest().manifest.model_copy(update={"about": None})))
-    assert "license" not in front and "license_name" not in front
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from protocol.run.manifest import SignedManifest
 from tests.peer.hubs.fake_hub import TOKEN, Answer, Commit, FakeHub, Repository, fake_hub
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
-from tests.tiers import crossed
 
 NAME = "me/our.model"
 PATIENCE_S = 300.0
@@ -133,7 +132,6 @@ def test_a_state_that_is_not_on_this_disk_yet_is_waited_for(
 
 TROUBLES = {
     "rate limit": (Answer(429, headers={"Retry-After": "30"}), [30.0]),
-    "rate limit of a hub": (Answer(429, headers={"RateLimit": '"api";r=0;t=55'}), [55.0]),
     "rate limit of a thousand years": (Answer(429, headers={"Retry-After": "999999999999"}), [repository.MAX_WAIT_S]),
     "error": (Answer(500, b"x" * 100_000), None),
     "away": (Answer(503), None),
@@ -143,7 +141,7 @@ TROUBLES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "trouble"),
-    crossed(["commit", "/api/models/me/our.model", "create", "preupload", "batch", "signature", "tag"], TROUBLES),
+    [("commit", "rate limit"), ("batch", "rate limit of a thousand years"), ("signature", "error"), ("tag", "away")],
 )
 def test_a_hub_that_is_busy_is_asked_again_later(
     run: Run, hub: FakeHub, waits: list[float], path: str, trouble: str, capsys: pytest.CaptureFixture[str]
@@ -157,7 +155,7 @@ def test_a_hub_that_is_busy_is_asked_again_later(
     assert capsys.readouterr().out.count("is tried again") == 1
 
 
-@pytest.mark.parametrize("path", ["create", "batch", "signature", "commit", "tag"])
+@pytest.mark.parametrize("path", ["signature", "commit", "tag"])
 def test_what_a_hub_did_before_it_failed_is_not_done_again(run: Run, hub: FakeHub, waits: list[float], path: str) -> None:
     hub.instead[path] = Answer(500)
     assert run.push() == ExitCode.OK
@@ -200,11 +198,7 @@ REFUSALS = {
         ExitCode.INPUT,
         "put a token with write",
     ),
-    "403": (Answer(403, headers={"X-Error-Message": f"no, {TOKEN}"}), ExitCode.INPUT, "put a token with write"),
-    "400": (Answer(400, headers={"X-Error-Message": f"\x1b[31m{TOKEN} is bad"}), ExitCode.FAILED, "refused the push (400"),
     "html": (Answer(200, f"<html>{TOKEN}".encode()), ExitCode.FAILED, "does not answer as a hub"),
-    "list": (Answer(200, b"[]"), ExitCode.FAILED, "does not answer as a hub"),
-    "long": (Answer(200, b" " * (repository.MAX_ANSWER + 1)), ExitCode.FAILED, "its answer is too long"),
     "long once decoded": (
         Answer(200, gzip.compress(b" " * (repository.MAX_ANSWER + 1)), headers={"Content-Encoding": "gzip"}),
         ExitCode.FAILED,
@@ -214,9 +208,7 @@ REFUSALS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "refusal"), crossed(["/commit/", "/api/models/me/our.model", "preupload", "batch"], REFUSALS)
-)
+@pytest.mark.parametrize(("path", "refusal"), [*(("/commit/", each) for each in REFUSALS), ("preupload", "html")])
 def test_what_a_hub_refuses_is_a_sentence_without_the_token(
     run: Run, hub: FakeHub, waits: list[float], path: str, refusal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,7 +247,7 @@ def places(run: Run) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["commit", "half", "batch", "tag"])
+@pytest.mark.parametrize("moment", ["commit", "half", "tag"])
 def test_a_state_whose_push_was_killed_is_pushed_once(run: Run, hub: FakeHub, moment: str) -> None:
     if moment == "half":
         hub.takes_half = True
@@ -290,12 +282,7 @@ def in_repository(hub: FakeHub, **files: bytes) -> Repository:
 
 STRANGE = {
     "another model": ({"config_json": b"{}"}, "that no run pushed"),
-    "other weights": ({"model_safetensors": b""}, "that no run pushed"),
     "another run": ({"manyhands_json": b'{"run": "cd", "rounds": 1, "is_final": false}'}, "the model of another run"),
-    "rounds beyond counting": (
-        {"manyhands_json": b'{"run": "RUN", "rounds": 1e300, "is_final": false}'},
-        "the model of another run",
-    ),
     "no state": ({"manyhands_json": b"[" * 100_000}, "the model of another run"),
 }
 
@@ -349,9 +336,7 @@ def test_a_run_is_pushed_to_a_repository_by_one_process(run: Run, hub: FakeHub, 
     [
         ("HF_TOKEN", "", "HF_TOKEN is not set"),
         ("HF_TOKEN", "hf_a\nb", "HF_TOKEN does not contain a token"),
-        ("HF_TOKEN", "hf_ä", "HF_TOKEN does not contain a token"),
         ("HF_ENDPOINT", "http://hub.example", "in the clear"),
-        ("HF_ENDPOINT", "ftp://hub.example", "in the clear"),
     ],
 )
 def test_an_environment_that_does_not_do_is_told_without_the_token(
@@ -370,17 +355,7 @@ def test_an_environment_that_does_not_do_is_told_without_the_token(
     assert not hub.asked
 
 
-def test_a_hub_that_is_not_there_is_told_in_a_sentence(
-    run: Run, hub: FakeHub, waits: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://me:password@127.0.0.1:9/")
-    assert run.push() == ExitCode.FAILED
-    assert "peer: 127.0.0.1:9 cannot be reached (ConnectError); check your network connection" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "target", ["me/model", "hf:model", "hf:me/../x", "hf:me/mo--del", "hf:a/b/c", "hf:me/x.git", "\x1b:a/b"]
-)
+@pytest.mark.parametrize("target", ["me/model", "hf:me/../x", "hf:a/b/c", "\x1b:a/b"])
 def test_what_is_no_repository_is_refused(run: Run, hub: FakeHub, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--push", target, "--data-dir", str(run.data)]) == ExitCode.INPUT
     assert "write hf:OWNER/NAME" in capsys.readouterr().err

@@ -17,14 +17,8 @@ ROWS = [{"text": f"the number {number} follows the number {number - 1}; " * 9} f
 DATA = 'from = "rows.jsonl"\nsequence_length = 16\n'
 MISTAKES = {
     'name = "a run"\nouter_lr = "x"\n[data]\n' + DATA: "outer_lr",
-    'name = "a run"\n[model]\ndim = 127\n[data]\n' + DATA: "model",
     'name = "a run"\n[modle]\n[data]\n' + DATA: "modle",
-    'name = "a run"\n[data]\n' + DATA + "epoch = 2\n": "data.epoch",
-    'name = "a run"\n[data]\nheld_out_percent = 0\n' + DATA: "held_out_percent is 0; it must be a whole number from 1 to 50",
-    'name = "a run"\n[data]\nread_as = "csv"\n' + DATA: "[data] read_as is 'csv'; it must be one of lines, array",
-    'name = "a run"\n[data]\nleave_out = "*.png"\n' + DATA: "[data] leave_out is '*.png'; it must be a list of patterns",
     'name = "a run"\n[data]\nformat = "chats"\n' + DATA: 'must be "text", "chat" or "preference"',
-    'name = "a run"\nmodel = 5\n[tokenizer]\nfrom = "tokenizer"\n[data]\n' + DATA: "model",
     'name = "a run"\n[data]\n'
     + DATA
     + "[[data.phases]]\nfrom_tokens = 5\nweights = { other = 1 }\n": "the sources are rows",
@@ -74,41 +68,14 @@ def test_all_mistakes_of_a_data_section_are_told_with_those_of_the_others(
         assert any(part in line for line in told), part
 
 
-def test_run_that_could_measure_no_loss_is_refused_by_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rows(folder / "rows.jsonl", ROWS[:1])
-    (folder / "run.toml").write_text(f'name = "a run"\n[data]\n{DATA}')
-    for command in ("create", "show"):
-        assert main(["run", command, str(folder / "run.toml"), "--data-dir", str(folder / "data")]) == ExitCode.INPUT
-        assert "nothing that is held out fills a row" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "vocab"),
     [
         ('[tokenizer]\nfrom = "tokenizer"\n', 260),
-        ('[tokenizer]\nfrom = "tokenizer/tokenizer.json"\n[model]\ndim = 64\n', 260),
         ('[tokenizer]\nfrom = "tokenizer"\n[model]\nvocab = 320\n', 320),
         ("", 256),
-        ("[model]\nvocab = 300\n", 300),
     ],
 )
 def test_model_has_the_tokens_of_the_tokenizer_unless_the_file_says_it(text: str, vocab: int, folder: Path) -> None:
     (folder / "run.toml").write_text(f'name = "a run"\n{text}[data]\n{DATA}')
     assert create_run(folder / "run.toml", folder / "data").manifest.model.vocab == vocab
-
-
-def test_model_has_the_tokens_of_a_corpus_with_a_tokenizer_of_its_own(folder: Path) -> None:
-    words = ["data", "build", str(folder / "corpus"), str(folder / "rows.jsonl"), "--workers", "1", "--held-out", "20"]
-    assert main([*words, "--tokenizer", "400"]) == ExitCode.OK
-    (folder / "run.toml").write_text('name = "a run"\n[data]\nfrom = "corpus"\nsequence_length = 16\n')
-    manifest = create_run(folder / "run.toml", folder / "data").manifest
-    assert 258 < manifest.model.vocab <= 400
-    assert manifest.tokenizer is not None and manifest.tokenizer.template == "chatml"
-
-
-def test_two_sources_of_one_name_are_told_with_the_other_mistakes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sources = '[[data.sources]]\nfrom = "rows.jsonl"\n' * 2
-    (folder / "run.toml").write_text(f'name = ""\n{sources}[model]\ndim = 127\n')
-    assert main(["run", "show", str(folder / "run.toml"), "--data-dir", str(folder / "data")]) == ExitCode.INPUT
-    told = capsys.readouterr().err
-    assert "has 3 mistakes:" in told and "two of [[data.sources]] are called rows" in told and "name is ''" in told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer.discovery.contacts import FILE_NAME, Contacts, Known, read_contacts, read_known
+from peer.discovery.contacts import FILE_NAME, Contacts, Known, read_contacts
 from peer.joining.inviting import (
     NOBODY,
     REMEMBERED,
@@ -86,13 +85,6 @@ def test_an_invitation_names_what_was_reached_of_this_peer_and_of_others_that_ar
     assert known.for_invitation() == [at(ME, "203.0.113.5"), at(ONE), at(TWO), at(ONE, "10.0.0.1")]
 
 
-def test_where_nobody_reached_anything_it_names_where_the_peer_listens(tmp_path: Path) -> None:
-    known = contacts(tmp_path, Net(listening=[at(ME, port=36_000)], here=[at(ME, "127.0.0.1")])).known()
-    assert known.here == known.there == [] and known.for_invitation() == [at(ME, port=36_000)]
-    local = contacts(tmp_path, Net(listening=[at(ME, "127.0.0.1")], here=[at(ME, "127.0.0.1")])).known()
-    assert local.here == [at(ME, "127.0.0.1")]
-
-
 def test_who_only_reached_us_is_dialled_back_and_a_swallowing_router_holds_nobody_up(tmp_path: Path) -> None:
     net = Net(there=[at(TWO)], answering=[at(ONE), at(GONE)])
     swarm = contacts(tmp_path, net, one=[at(ONE, "198.51.100.1"), at(GONE), at(ONE)], two=[at(TWO, "10.0.0.9")])
@@ -134,11 +126,6 @@ def test_what_was_known_is_kept_for_invitations_without_a_running_peer(tmp_path:
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
     assert read_contacts(tmp_path) == Known()
-
-
-def test_what_the_control_socket_brings_is_checked_too() -> None:
-    odd = f"/dns4/a b/tcp/1/p2p/{ONE}"
-    assert read_known(json.loads(json.dumps({"here": [at(ME), odd], "there": None}))) == Known([], [at(ME)], [])
 
 
 def test_this_computers_addresses_are_those_that_a_peer_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:

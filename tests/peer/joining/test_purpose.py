@@ -15,14 +15,12 @@ from peer.joining.purpose import (
     often_read,
     purpose_lines,
     purpose_sentence,
-    run_definition,
     speed_here,
     until,
     unusual_data,
 )
-from peer.resources.pace import STEP_S, TYPICAL, keep_pace, round_s, run_s, typical_tokens_per_s
+from peer.resources.pace import keep_pace, run_s
 from protocol.events.status import PeerStatus
-from protocol.formatting import roughly
 from protocol.run.manifest import RunManifest
 from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run_file
 from protocol.wire.identity import Identity
@@ -64,8 +62,6 @@ def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
             "everybody",
             "the organiser alone votes until round 203 or later: while its computer is cut",
         ),
-        ('admission = "open"\n[rounds]\ntenure_rounds = 10\nseasoning_rounds = 1\n', "everybody", "until round 21 or later"),
-        (f'admission = "open"\nfounders = ["{ANN}"]\n', "everybody", "the founder alone votes until round 203"),
         (f'admission = "open"\nfounders = ["{ANN}", "{ME}"]\n', "everybody", "the 2 founders alone vote until round 103"),
         ('founders = "anyone"\n', "everybody", "the members of the last round, until 4 peers have a vote"),
         (f'admission = "allowlist"\nallowlist = ["{ANN}"]\n', "1 listed peer, and the organiser", "has one vote"),
@@ -85,43 +81,6 @@ def test_the_organisers_words_come_before_the_facts() -> None:
     assert about_sentence(run) == told
     joined = about_sentence(a_run('[about]\ndescription = "a\u200bb\ue000c"\n'))
     assert joined == "run run; about: abc", "what a terminal cannot print is left out"
-
-
-def test_the_hours_are_at_a_speed_that_is_named() -> None:
-    manifest = a_run("total_tokens = 7_200_000\n")
-    assert "about 2 hours at 1.0 k tokens/s (measured)" in until(manifest, Speed(1000.0, "measured"))
-
-
-def test_without_a_measurement_the_hours_of_some_computers_follow_from_their_arithmetic() -> None:
-    small, large = (
-        a_run(f"total_tokens = 200_000_000\n[model]\n{size}") for size in ("", "dim = 1024\nlayers = 24\nffn = 4096\n")
-    )
-    for manifest in (small, large):
-        assert "tokens/s" not in until(manifest) and "on a laptop" in until(manifest) and "an H100 (" in until(manifest)
-        assert "home lines" in until(manifest) and "`peer bench` measures" in until(manifest)
-    assert " on a GPU with 12 GB or an H100 (" in until(small), "equal times are told once"
-    assert until(large).count(" on a") == 3
-    laptop, gpu, h100 = (run_s(large, 200_000_000, typical_tokens_per_s(large, each)) for each in TYPICAL)
-    assert laptop > 10 * gpu and gpu > h100
-    rounds = 200_000_000 / small.tokens_per_round
-    for each in TYPICAL:
-        least = rounds * (round_s(small) + STEP_S * small.rounds.inner_steps)
-        assert run_s(small, 200_000_000, typical_tokens_per_s(small, each)) >= 0.999 * least, (
-            "each step and round takes time"
-        )
-
-
-def test_a_speed_that_was_measured_here_counts_for_models_of_all_sizes(tmp_path: Path) -> None:
-    manifest = a_run("total_tokens = 7_200_000\n")
-    assert speed_here(manifest, tmp_path) is None
-    keep_pace(tmp_path, 1000.0, 2 * manifest.parameters, "`peer bench`")
-    speed = speed_here(manifest, tmp_path)
-    assert speed is not None and speed.tokens_per_s == pytest.approx(2000.0)
-    seconds = 3600 + 7_200_000 / manifest.tokens_per_round * round_s(manifest)
-    told = until(manifest, speed)
-    assert (
-        f"about {roughly(seconds)} at 2.0 k tokens/s (measured on this computer on " in told and "by `peer bench`; " in told
-    )
 
 
 CHATS = (
@@ -169,59 +128,6 @@ def test_a_run_that_may_read_its_data_twice_ends_with_them_and_not_with_its_tota
     assert run.inner.warmup_steps == 10, "the warm-up is a twentieth of what is trained"
 
 
-def test_a_run_whose_members_together_cannot_reach_the_end_of_its_data_does_not_mention_it() -> None:
-    members = "[rounds]\ninner_steps = 10\nmax_members = {}\n"
-    for most, is_told in ((4, False), (5, True)):
-        said = dict(purpose_lines(a_run("total_rounds = 5\n" + BOOK + members.format(most))))
-        assert ("or fewer with more members" in said["until"]) == ("at most 2 times with more" in said["epochs"]) == is_told
-        assert is_told or said["epochs"].endswith("with one member, and more often with more")
-
-
-def test_a_run_whose_total_comes_before_the_end_of_its_data_says_what_more_members_change() -> None:
-    run = a_run("total_rounds = 15\n" + BOOK + ROUND)
-    said = dict(purpose_lines(run))
-    assert said["until"].startswith(
-        "15 rounds (120.0 k tokens of each member), or fewer with more members, which together read 160.0 k tokens at most"
-    )
-    assert said["epochs"] == "reads each source about 1.5 times with one member, and at most 2 times with more"
-    assert not ends_early(run) and not ends_early(a_run("total_tokens = 100_000\n" + BOOK + ROUND))
-    tokens = a_run("total_tokens = 100_000\n" + BOOK + ROUND)
-    assert dict(purpose_lines(tokens))["until"].startswith(
-        "100.0 k tokens of all members together (13 rounds of one member)"
-    )
-
-
-def test_without_a_total_the_epochs_of_short_data_are_the_total() -> None:
-    run = a_run(BOOK + ROUND)
-    assert run.total_tokens == 160_000 and not ends_early(run)
-    assert "when its data have been read 2 times (data.epochs), about" in dict(purpose_lines(run))["until"]
-    once = a_run(BOOK.replace("epochs = 2", "epochs = 1") + ROUND)
-    assert once.total_tokens == 80_000 and "at most once" in dict(purpose_lines(once))["reads"]
-    long = a_run(BOOK.replace("rows = 800", "rows = 8_000_000") + ROUND)
-    assert long.total_tokens is not None and long.total_tokens < 1_600_000_000
-
-
-@pytest.mark.parametrize(("total", "epochs"), [(20, "less than 0.1 times"), (1280, "about 0.5 times"), (2560, "about once")])
-def test_a_run_says_that_it_reads_a_part_of_its_data(total: int, epochs: str) -> None:
-    run = a_run(f"total_tokens = {total}\n" + CHATS)
-    assert dict(purpose_lines(run))["epochs"] == f"reads each source {epochs}"
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [(0, "0.003, without warm-up, down"), (1, "0.003, after 1 step of warm-up, down"), (7, "after 7 steps")],
-)
-def test_the_rate_names_the_warm_up_if_there_is_one(steps: int, told: str) -> None:
-    assert told in dict(purpose_lines(a_run(f"[inner]\nwarmup_steps = {steps}\n")))["rate"]
-
-
-def test_tokens_are_those_that_the_loss_counts() -> None:
-    said = dict(purpose_lines(a_run("total_tokens = 25_600\n" + CHATS)))
-    assert "(about 2.6 k tokens in all)" in said["reads"]
-    assert said["until"].startswith("25.6 k tokens of all members together (5 rounds of one member)")
-    assert run_definition(a_run(CHATS)).data_tokens == 2560
-
-
 def test_tokens_that_the_loss_does_not_count_take_time_too(tmp_path: Path) -> None:
     """In these chats the loss counts a quarter of what is computed."""
     chats, text = a_run("total_rounds = 30\n" + CHATS), a_run("total_rounds = 30\n[data]\nsequence_length = 256\n")
@@ -237,22 +143,6 @@ def test_tokens_that_the_loss_does_not_count_take_time_too(tmp_path: Path) -> No
     assert seconds[0] == pytest.approx(seconds[1])
 
 
-@pytest.mark.parametrize(
-    ("text", "reads"),
-    [
-        ('[rl]\nenvironment = "add"\n', "rollouts of add"),
-        (
-            f'[data]\ncorpora = [{FILE}]\nsources = [{{name = "examples", rows = 9}}]\n'
-            '[rl]\nenvironment = "add"\nwarm_rounds = 3\n',
-            "solved problems (about 4.6 k tokens in all) for 3 rounds, then",
-        ),
-    ],
-)
-def test_a_run_with_rollouts_says_so_and_promises_no_hours(text: str, reads: str) -> None:
-    said = dict(purpose_lines(a_run(text)))
-    assert reads in said["reads"] and "who makes rollouts" in said["until"] and "on rollouts" in said["rate"]
-
-
 def test_weights_of_a_folder_are_trained_gently_and_our_own_source_is_warned_of() -> None:
     manifest = a_run(tunes=True)
     assert manifest.inner.lr == TUNING_RATE == 1e-5 and manifest.inner.warmup_steps > 0
@@ -260,12 +150,6 @@ def test_weights_of_a_folder_are_trained_gently_and_our_own_source_is_warned_of(
     assert "the weights of a folder" in dict(purpose_lines(manifest))["trains"]
     assert 'add [data] with from = "FOLDER-OR-FILE"' in unusual_data(manifest)
     assert not unusual_data(a_run())
-
-
-def test_a_rate_that_the_file_says_stays() -> None:
-    fields = derived({"name": "run", "organiser": ME, "inner": {"lr": 2e-4}, "total_tokens": 9}, tunes=True)
-    manifest = RunManifest.model_validate(fields)
-    assert manifest.inner.lr == 2e-4 and manifest.goal.total == 9
 
 
 def a_status(**fields: object) -> PeerStatus:

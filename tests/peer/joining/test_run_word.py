@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
-from peer.joining.run_word import LEAST_DIGITS, ambiguous, check_word, the_run
+from peer.joining.run_word import LEAST_DIGITS, check_word, the_run
 from protocol.run.invitation import make_invitation
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
@@ -44,10 +43,8 @@ def test_a_run_is_named_by_its_first_eight_digits_and_more_are_asked_for_by_thei
     ("word", "told"),
     [
         ("folder", "folder is a folder; give the path of a run file, such as folder/run.toml"),
-        ("absent", "absent: No such file or directory; give the path of a run file"),
         ("x" * 5000, "File name too long; give the path of a run file"),
         (GOOD, "this is an invitation, not a run file; take part with `peer join INVITATION`"),
-        ("https://example.org/run.toml", "download it yourself"),
     ],
 )
 def test_a_run_is_created_from_a_file(data: Path, word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,24 +62,11 @@ def test_a_file_of_another_kind_is_not_called_a_message(
     assert capsys.readouterr().err.startswith("peer: b.txt is not a signed manifest; give a run file ending in .toml, ")
 
 
-@pytest.mark.parametrize("words", [["chat", "nofolder"], ["eval", "nofolder", "--corpus", "x"]])
-def test_a_model_that_is_neither_a_folder_nor_a_run_is_called_so(
-    data: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?")))
-    assert main([*words, "--data-dir", str(data)]) == ExitCode.INPUT
-    assert f"nofolder is neither a folder nor a run in {data}; `peer runs` lists" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", ["status", "leave", "id", "runs", "doctor", "export x", "run show 00000000"])
 def test_a_data_directory_that_is_a_file_is_told(data: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "file").touch()
     assert main([*words.split(), "--data-dir", str(data / "file")]) == ExitCode.RESOURCES
     assert f"{data / 'file'} is a file; name a folder with --data-dir" in capsys.readouterr().err
-
-
-def test_the_number_of_digits_tells_all_of_them_apart() -> None:
-    assert "3 runs begin with 0; give 5 digits" in ambiguous("0", ["0123", "01245", "01244"]).text
 
 
 @pytest.mark.parametrize("breaks", [" ", "\n", "\r\n  ", "\\\n", "\u200b"])

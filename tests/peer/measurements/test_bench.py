@@ -16,7 +16,6 @@ import trio
 
 from peer.cli import main
 from peer.commands.diagnosis import PARTS
-from peer.control.client import ControlError
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from peer.errors import ExitCode, PeerError
@@ -52,14 +51,6 @@ def test_everything_is_measured_and_told_in_one_object() -> None:
     assert found["lines"] is None and "`peer join`" in found["missing"]["lines"]
     assert done.stderr.count("measuring") == done.stderr.count("\n") == len(PARTS)
     assert os.listdir(os.environ["PEER_DATA_DIR"]) == ["pace.json"], "for later estimates of times"
-
-
-@pytest.mark.slow
-def test_one_part_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--only", "codec", "--run", "demo"]) == ExitCode.OK
-    told = capsys.readouterr()
-    assert told.out.startswith("For demo, 0.8 M parameters, 2 members:\n\nencode, one core  ")
-    assert told.err == "measuring the codec …\n"
 
 
 def test_lines_that_were_asked_for_need_a_peer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,19 +111,3 @@ def test_the_peer_that_runs_here_is_asked_for_its_lines(tmp_path: Path) -> None:
         assert kept is not None and (kept.up, kept.down) == (3000.0, 2000.0), "the next run is compared with it"
 
     ask_the_peer(tmp_path / "data", lines, ask)
-
-
-def test_a_peer_that_cannot_measure_says_why(tmp_path: Path) -> None:
-    async def refuses(fields: dict[str, Any]) -> dict[str, Any]:
-        raise ControlError("no other peer of the run is connected; wait until one is")
-
-    async def confuses(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"run": status().run, "peers": [{}], "up_bytes_per_s": 0.0}
-
-    for number, (lines, reason) in enumerate([(refuses, "wait until one is"), (confuses, "another version")]):
-
-        def ask(data: Path = tmp_path / str(number), reason: str = reason) -> None:
-            with pytest.raises(PeerError, match=reason):
-                measure_lines(data)
-
-        ask_the_peer(tmp_path / str(number), lines, ask)

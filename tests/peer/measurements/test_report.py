@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
-from dataclasses import replace
-
-import pytest
-
-from peer.console.streams import ProgressLine
 from peer.formatting import table
 from peer.measurements.exchange import ExchangeSpeed
-from peer.measurements.report import RunSize, fields, rows
+from peer.measurements.report import RunSize, rows
 from peer.measurements.speeds import CodecSpeed, DiskSpeed, Figures, LineSpeed, PeerLine, TrainingSpeed
-from protocol.formatting import line_rate
-from protocol.run.manifest import demo_manifest
 
 RUN = RunSize("ours", 1_000_000, 2_040_000, members=4, round_tokens=50_000)
 LINES = LineSpeed(
@@ -53,43 +44,3 @@ def test_names_of_strangers_move_no_cursor() -> None:
     lines = table(rows(ALL, RUN))
     assert all(line.isprintable() for line in lines)
     assert any("from [2Jeve (…uvwxyz)" in line and line.endswith("it sent nothing in time") for line in lines)
-
-
-def test_what_is_missing_is_a_row_with_its_reason() -> None:
-    assert rows(Figures(missing={"disk": "it is full; make room"}), RUN) == [
-        ("disk", "not measured", "it is full; make room")
-    ]
-    unknown = rows(Figures(lines=replace(LINES, up_bytes_per_s=0.0)), RUN)
-    assert unknown[-1][:2] == ("to peers", "not known yet")
-
-
-def test_the_demo_is_measured_itself() -> None:
-    demo = RunSize.of(demo_manifest().manifest, members=0)
-    training = TrainingSpeed(5000.0, "cuda", 2, demo.parameters, 20)
-    ((what, _, meaning),) = rows(Figures(training=training), demo)
-    assert what == "training, demo model, cuda" and meaning == "a round of demo computes for 8.2 s"
-    assert demo.members == 2, "nobody averages alone"
-
-
-def test_programs_get_one_map_of_plain_values() -> None:
-    found = json.loads(json.dumps(fields(ALL, "ab" * 32, RUN, 12.0)))
-    assert found["run"]["id"] == "ab" * 32 and found["run"]["exchange_bytes"] == pytest.approx(1.53e6)
-    assert found["lines"]["down_bytes_per_s"] == 1e6 and found["lines"]["peers"][1]["problem"]
-    assert found["disk"]["read_is_cached"] is False and found["missing"] == {}
-    assert line_rate(125_000) == "1.0 Mbit/s"
-
-
-def test_progress_is_a_line_each_for_files_and_one_line_on_a_terminal() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream, said in (
-        (io.StringIO(), "measuring this …\nmeasuring that …\n"),
-        (Terminal(), "\r\x1b[Kmeasuring this …\r\x1b[Kmeasuring that …\r\x1b[K"),
-    ):
-        progress = ProgressLine("measuring", stream)
-        progress.say("this")
-        progress.say("that")
-        progress.end()
-        assert stream.getvalue() == said

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer.control.curves import MOST_SAMPLED, AnswersOfRound, RewardedAnswer, StepBack
+from peer.control.curves import MOST_SAMPLED
 from peer.control.history import RunHistory
 from peer.page import facts as page_facts
 from peer.page.document import document
@@ -21,8 +21,6 @@ from peer.page.facts import PageFacts, gather, own_invitation
 from peer.page.writer import Written, write_page
 from protocol.chain.credit import Credit
 from protocol.run.invitation import make_invitation, read_invitation
-from protocol.run.sections import BUILTIN, DataSection, RlSection, SourceSection
-from protocol.wire.identity import PeerId
 from tests.hostile_texts import EACH_HOSTILE, HARMFUL
 from tests.peer.page.crowds import (
     ORGANISER,
@@ -68,15 +66,6 @@ class Reader(HTMLParser):
 # -- the facts ------------------------------------------------------------------------------------------------------------
 
 
-def test_data_that_end_the_run_first_are_its_total(tmp_path: Path) -> None:
-    data = DataSection(corpora=[BUILTIN], sources=[SourceSection(name="book", rows=1000)], epochs=2)
-    signed = replace(SIGNED, manifest=SIGNED.manifest.model_copy(update={"data": data}))
-    past = history(tmp_path, 40, 4, 10)
-    past.signed = signed
-    run = gather(past, status(4), NOW)["run"]
-    assert (run["unit"], run["done"], run["total"]) == ("tokens", run["tokens"], 2000 * data.sequence_length)
-
-
 def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
     facts = told(tmp_path)
     fields, page = json.loads(json.dumps(facts, allow_nan=False)), Reader(document(facts, "run.json"))
@@ -88,12 +77,6 @@ def test_the_page_and_the_json_file_tell_the_same_facts(tmp_path: Path) -> None:
     assert f"{fields['curves']['held_out'][-1]['loss']:.3f}" in page.text
     assert all(fields["run"][key] in page.text for key in ("name", "description", "licence", "url", "model", "data"))
     assert ("a", "run.json") in [(tag, attributes.get("href")) for tag, attributes in page.elements]
-
-
-def test_contributors_come_by_tokens_and_peers_by_pace(tmp_path: Path) -> None:
-    facts = told(tmp_path)
-    assert [each["peer"] for each in facts["contributors"]] == [peer_id(number) for number in range(4)]
-    assert [each["peer"] for each in facts["peers"]] == [peer_id(number) for number in (3, 2, 1, 0)]
 
 
 def test_a_page_tells_no_address_and_no_activity_of_a_peer(tmp_path: Path) -> None:
@@ -122,15 +105,6 @@ def test_rollouts_count_for_the_share_of_whoever_made_them(tmp_path: Path) -> No
     assert sum(each["share"] for each in others) == pytest.approx(0.5)
 
 
-def test_the_loss_of_a_text_that_nobody_trains_on_is_left_out(tmp_path: Path) -> None:
-    known = history(tmp_path, 40, 4, 10)
-    for warm, shown in ((0, False), (3, True)):
-        manifest = SIGNED.manifest.model_copy(update={"rl": RlSection(environment="add", warm_rounds=warm)})
-        known.signed = replace(SIGNED, manifest=manifest)
-        facts = gather(known, status(2), NOW)
-        assert bool(facts["curves"]["held_out"]) == shown
-
-
 def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_path: Path) -> None:
     known = history(tmp_path, 40, 4)
     known.teams = {peer_id(1): "owls", peer_id(2): "owls", peer_id(3): "bats"}
@@ -147,51 +121,6 @@ def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_
     assert "Teams" not in document(gather(known, None, NOW), "run.json")
 
 
-def test_a_step_back_is_marked_in_the_curves_and_said_below_them(tmp_path: Path) -> None:
-    found = history(tmp_path, 40, 4)
-    assert "went back" not in document(gather(found, status(4), NOW), "run.json")
-    found.curves.steps_back = [StepBack(1e9 + day * 86_400, 10 * day, 19_000_000 * day, day) for day in range(1, 5)]
-    facts = gather(found, status(4), NOW)
-    page = document(facts, "run.json")
-    assert "went back 4 rounds, to round 40, on 2001-09-13; went back 3 rounds" in page and "and 1 time before" in page
-    assert page.count('class="mark"') == 4 * 2 * len(re.findall("<figure>", page)), "by rounds and by tokens"
-    last = facts["curves"]["steps_back"][-1]
-    assert last == {"at": "2001-09-13T01:46:40+00:00", "rounds": 40, "tokens": 76_000_000, "abandoned": 4}
-    found.curves.steps_back = [StepBack(1e18, -1, 0, 1)]
-    assert "9999-12-31" in document(gather(found, status(4), NOW), "run.json"), "of a damaged log"
-
-
-def test_the_newest_samples_are_shown_and_earlier_ones_on_request(tmp_path: Path) -> None:
-    facts = told(tmp_path)
-    page = document(facts, "run.json")
-    assert [each["rounds"] for each in facts["samples"]] == [10, 20, 30, 40] and facts["samples"][-1]["peer"] == peer_id(0)
-    shown, earlier = page.split("<details>")[0], page.split("<details>")[1].split("</details>")[0]
-    newest = facts["samples"][-1]["completions"]["Every peer"]
-    assert f"<blockquote><bdi>{newest}</bdi></blockquote>" in shown
-    assert re.findall(r"after (\d+) rounds", earlier) == ["30", "20", "10"]
-    assert facts["samples"][0]["completions"]["Every peer"] in earlier and newest not in earlier
-    fields = json.loads(json.dumps(facts))["samples"][-1]
-    assert fields["completions"]["def test_"].endswith("() -> None:↵    assert True")
-    known = history(tmp_path, 40, 4)
-    known.curves.samples.states.clear()
-    assert "What the model writes" not in document(gather(known, None, NOW), "run.json")
-
-
-def test_a_trainer_shows_the_best_and_a_typical_answer(tmp_path: Path) -> None:
-    known = history(tmp_path, 40, 4)
-    known.curves.answers = AnswersOfRound(
-        39, RewardedAnswer(1.0, "2 + 2 = <b>", "4"), RewardedAnswer(0.25, "sort ba", "b&a")
-    )
-    facts = gather(known, status(2), NOW)
-    page = document(facts, "run.json")
-    assert [(each["kind"], each["reward"], each["text"]) for each in facts["answers"]] == [
-        ("best", 1.0, "4"),
-        ("typical", 0.25, "b&a"),
-    ]
-    assert "Best, reward 1.00" in page and "2 + 2 = &lt;b&gt;" in page and "<bdi>b&amp;a</bdi>" in page
-    assert "Answers" not in document(told(tmp_path / "text"), "run.json")
-
-
 def test_peers_that_are_gone_are_not_here(tmp_path: Path) -> None:
     swarm = [
         replace(swarm_peer(number), liveness=state) for number, state in enumerate(("alive", "gone", "left", "unproven"), 1)
@@ -205,18 +134,6 @@ def test_without_a_running_peer_the_page_tells_what_is_on_disk(tmp_path: Path) -
     page = Reader(document(facts, "run.json"))
     assert (facts["peers_here"], facts["peers"], facts["invitation"]) == (None, [], "")
     assert "Here now" not in page.text and "Ask the organiser for an invitation" in page.text and "Contributors" in page.text
-
-
-def test_before_the_first_round_the_page_says_that_the_curves_are_to_come(tmp_path: Path) -> None:
-    facts = gather(history(tmp_path, 0, 0), status(2), NOW)
-    assert "The first round is not complete yet" in document(facts, "run.json")
-
-
-def test_once_the_run_has_ended_the_page_says_how_to_get_the_model(tmp_path: Path) -> None:
-    facts = told(tmp_path, run_ended=True)
-    page = Reader(document(facts, "run.json"))
-    assert facts["run"]["ended"] and "the run has ended" in page.text and "Join in" not in page.text
-    assert f"peer join {facts['invitation']} --until-end" in page.text and "peer export FOLDER" in page.text
 
 
 # -- the invitation -------------------------------------------------------------------------------------------------------
@@ -299,14 +216,6 @@ def test_a_run_of_200_peers_and_10_000_rounds_takes_less_than_a_megabyte(tmp_pat
     assert len(facts["samples"]) <= MOST_SAMPLED
     assert len(facts["curves"]["loss"]) <= page_facts.MOST_POINTS and facts["curves"]["loss"][-1]["rounds"] == ROUNDS
     assert len(page.encode()) < 400_000 and len(fields) < 400_000
-
-
-@pytest.mark.slow
-def test_of_very_many_peers_the_first_are_listed_and_all_are_counted(tmp_path: Path) -> None:
-    crowd = [replace(swarm_peer(1), peer=PeerId(f"{number:052}"), name="x" * 40) for number in range(5000)]
-    facts = told(tmp_path, swarm=crowd)
-    assert facts["peers_here"] == 5001 and len(facts["peers"]) == page_facts.MOST_PEERS
-    assert len(document(facts, "run.json").encode()) < 400_000 and "and 4501 more" in document(facts, "run.json")
 
 
 # -- the files ------------------------------------------------------------------------------------------------------------

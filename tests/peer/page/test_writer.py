@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import trio
 
-from peer.cli import main
 from peer.control.event_log import EventLog
 from peer.control.history import HistoryKeeper, RunHistory
-from peer.errors import ExitCode
-from peer.joining.run_source import store_manifest
 from peer.page import writer
 from peer.page.writer import keep_page
 from protocol.events.status import PeerStatus
@@ -55,32 +51,6 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_used_later(
     assert (warning, info) == ("warning", "info")
     assert "cannot be written" in problem and sentence == f"the page {folder / 'index.html'} is kept current"
     assert (folder / "index.html").is_file() and (folder / "run.json").is_file()
-
-
-def test_the_command_goes_on_after_a_page_that_could_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store_manifest(SIGNED, tmp_path / "data")
-    folder = tmp_path / "www"
-
-    def obstruct() -> None:
-        shutil.rmtree(folder)
-        folder.write_text("a file where the folder is")
-
-    steps = iter([obstruct, lambda: None, folder.unlink, lambda: None])
-
-    def sleep(seconds: float) -> None:
-        step = next(steps, None)
-        if step is None:
-            raise KeyboardInterrupt
-        step()
-
-    monkeypatch.setattr("peer.commands.reports.time.sleep", sleep)
-    words = ["--data-dir", str(tmp_path / "data"), "page", str(folder), "--every", "1s"]
-    assert main(words) == ExitCode.INTERRUPTED
-    error = capsys.readouterr().err
-    assert error.count("the page cannot be written") == 1 and error.count("\n") == 1
-    assert (folder / "index.html").is_file()
 
 
 @pytest.mark.parametrize(("manifest", "addresses"), [(False, ["/ip4/10.0.0.7/tcp/1"]), (True, [])])

@@ -56,32 +56,11 @@ def test_without_bytes_only_the_agreement_is_added() -> None:
     assert (forecast.members, forecast.lost, forecast.waits_peers) == (3, 0, 0)
 
 
-def test_members_wait_for_the_whole_exchange_without_a_delay() -> None:
-    slow_s = latency_s(2, TEN_SECONDS, LINE)
-    forecast = forecast_rounds(TEN_SECONDS, RULES, peers(1000, 1000, up=LINE))
-    assert forecast.round_s == pytest.approx(20 + slow_s)
-    assert forecast.waits_exchange == pytest.approx((10 + slow_s) / (20 + slow_s))
-
-
 def test_an_exchange_longer_than_the_delay_costs_the_rest() -> None:
     slow_s = latency_s(2, TEN_SECONDS, LINE)
     forecast = forecast_rounds(replace(TEN_SECONDS, delay=4), RULES, peers(1000, 1000, up=LINE))
     assert forecast.round_s == pytest.approx(10 + 10 + slow_s - 4)
     assert forecast.utilisation == pytest.approx(10 / (16 + slow_s))
-
-
-def test_an_exchange_within_the_delay_costs_nothing() -> None:
-    forecast = forecast_rounds(replace(TEN_SECONDS, steps=20, delay=13), RULES, peers(1000, 1000, up=LINE))
-    assert forecast.round_s == pytest.approx(20)
-    assert forecast.utilisation == pytest.approx(1)
-    assert forecast.exchange_share == 0
-
-
-def test_a_slow_member_is_waited_for_as_long_beside_a_long_exchange() -> None:
-    """Nearly the whole round is exchanged beside its steps: the others took all of it, and not the rest alone."""
-    long = replace(TEN_SECONDS, steps=10, delay=10, step_tokens=30_000, contribution_bytes=250_000_000)
-    forecast = forecast_rounds(replace(long, result_bytes=250_000_000), RULES, peers(1000, 1000, 1000, 900, up=1.5 * LINE))
-    assert (forecast.members, forecast.lost) == (4, 0)
 
 
 def test_a_slow_member_contributes_the_steps_that_it_has_done() -> None:
@@ -100,47 +79,8 @@ def test_a_member_whose_step_takes_longer_than_the_others_wait_is_left_out() -> 
     assert forecast.lost == pytest.approx(1 / 4 * 10 / forecast.round_s)
 
 
-def test_a_long_step_is_worth_waiting_for_in_a_long_round() -> None:
-    """The quorum is ready after 300 s; the fair time is 75 s, and a step of the slow member takes 45 s."""
-    forecast = forecast_rounds(FREE, RULES, peers(1000 / 30, 1000 / 30, 1000 / 30, 1000 / 45))
-    assert (forecast.members, forecast.lost) == (4, 0)
-    assert forecast.round_s == pytest.approx(360 + latency_s(4))
-    assert forecast.tokens_a_day == pytest.approx(38_000 * 86_400 / forecast.round_s)
-
-
-def test_a_round_of_equal_peers_never_waits_for_the_grace_time() -> None:
-    slow = forecast_rounds(FREE, RULES, peers(500, 500, 500))
-    assert slow.round_s == pytest.approx(20 + latency_s(3))
-
-
-def test_more_peers_than_places_train_for_nothing() -> None:
-    forecast = forecast_rounds(FREE, replace(RULES, max_members=2), peers(1000, 1000, 1000, 1000))
-    assert (forecast.members, forecast.lost) == (2, 0)
-    assert forecast.surplus == pytest.approx(forecast.utilisation / 2)
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Peers that come and go.
-
-
-def test_half_of_the_peers_are_members_if_they_are_online_half_of_the_time() -> None:
-    forecast = forecast_rounds(FREE, RULES, peers(*[1000] * 40, online_s=600, offline_s=600))
-    assert forecast.members == pytest.approx(20, abs=4)
-    assert 0 < forecast.lost < 10 / 600
-    assert forecast.fetches == 0
-
-
-def test_whoever_returns_fetches_at_most_the_state() -> None:
-    rare = peers(*[1000] * 40, online_s=600, offline_s=600, up=LINE)
-    forecast = forecast_rounds(TEN_SECONDS, RULES, rare)
-    least_s = WIRE * TEN_SECONDS.result_bytes / LINE
-    assert least_s / 1200 < forecast.fetches < WIRE * RULES.state_bytes / LINE / 300
-
-
-@pytest.mark.slow
-def test_the_same_description_gives_the_same_forecast() -> None:
-    churn = peers(*[1000, 2000] * 10, online_s=600, offline_s=1200)
-    assert forecast_rounds(TEN_SECONDS, RULES, churn) == forecast_rounds(TEN_SECONDS, RULES, churn)
 
 
 def test_too_few_peers_for_a_round_are_refused() -> None:
@@ -160,15 +100,6 @@ def test_a_drawing_shows_three_rounds_of_the_trainers_and_of_their_lines() -> No
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_load_of_a_run_follows_from_its_codec_and_its_fragments() -> None:
-    manifest = demo_manifest().manifest
-    whole = RoundLoad.of(manifest, RoundSetting("int8", 40, 1, 0))
-    quarter = RoundLoad.of(manifest, RoundSetting("int4", 40, 4, 5))
-    assert whole.contribution_bytes == pytest.approx(8.125 / 8 * manifest.parameters, rel=0.01)
-    assert quarter.contribution_bytes == pytest.approx(4.25 / 8 * manifest.parameters / 4, rel=0.01)
-    assert (whole.steps, whole.delay, quarter.steps, quarter.delay) == (40, 0, 10, 5)
-
-
 def test_a_run_without_other_settings_has_its_own_load() -> None:
     fields = demo_manifest().manifest.model_dump()
     fields |= {"fragments": 4, "codec": "int2"}
@@ -179,8 +110,3 @@ def test_a_run_without_other_settings_has_its_own_load() -> None:
     assert load.contribution_bytes == manifest.layouts.contribution.payload_bytes
     assert load.result_bytes == manifest.layouts.result.payload_bytes
     assert load.step_tokens * load.steps == manifest.tokens_per_round
-
-
-def test_int2_has_smaller_contributions_than_results() -> None:
-    load = RoundLoad.of(demo_manifest().manifest, RoundSetting("int2", 40, 1, 0))
-    assert load.contribution_bytes / load.result_bytes == pytest.approx(2.25 / 4.25, rel=0.01)

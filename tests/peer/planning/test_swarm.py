@@ -8,24 +8,11 @@ import pytest
 
 from peer.errors import PeerError
 from peer.planning.swarm import (
-    OnlineTime,
     PlannedPeers,
-    QuantityRange,
     read_groups,
-    read_online,
-    read_range,
-    read_rtt,
-    read_speed,
 )
 
 OPTIONS = {"speed": "5000", "up": "20mbit", "down": "100mbit", "rtt": "40ms", "online": "always"}
-
-
-def test_quantities_as_people_write_them() -> None:
-    assert read_range("2000..20k", read_speed) == QuantityRange(2000, 20_000)
-    assert read_range("40ms", read_rtt) == QuantityRange(0.04, 0.04)
-    assert read_online("8h/16h") == OnlineTime(8 * 3600, 16 * 3600)
-    assert read_online("always").offline_s == 0
 
 
 @pytest.mark.parametrize(
@@ -34,9 +21,7 @@ def test_quantities_as_people_write_them() -> None:
         ("speed", "fast", "fast is not a speed; write tokens a second"),
         ("speed", "20..2", "ends below its start"),
         ("rtt", "40", "write a time such as 40ms"),
-        ("up", "20x", "20x is not"),
         ("online", "8h", "as 8h/16h"),
-        ("speed", "", "nothing is not a speed"),
         ("speed", "9" * 400, "is not a speed"),
     ],
 )
@@ -63,11 +48,8 @@ def test_a_file_has_groups_and_options_fill_them_up(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "has no groups of peers"),
-        ("peers = 3", "has no groups of peers"),
         ("[[peers]]\nspeeed = 1", "group 1: there is no field speeed"),
         ("[[peers]]\ncount = 0", "a whole number from 1"),
-        ("[[peers]]\ncount = true", "a whole number from 1"),
-        ("[[peers]]\nspeed = []", "is not a speed"),
         ("[[peers]", "not valid TOML"),
         ("#" * (1 << 20) + "\n[[peers]]", "more than 1048576 bytes"),
         ("[[peers]]\na" + ".a" * 20_000 + " = 1", "line 2 has more than 64 dots"),
@@ -79,8 +61,3 @@ def test_a_mistake_in_a_file_names_its_group(text: str, said: str, tmp_path: Pat
     path.write_text(text)
     with pytest.raises(PeerError, match=said):
         read_groups(str(path), OPTIONS)
-
-
-def test_peers_are_a_number_or_a_file() -> None:
-    with pytest.raises(PeerError, match="neither a number nor a TOML file"):
-        read_groups("many", OPTIONS)

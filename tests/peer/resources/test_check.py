@@ -77,13 +77,6 @@ def test_who_does_not_meet_the_requirements_of_those_who_train_takes_another_rol
     assert choose_role(plain, run_id(plain), FOUNDER, 1, None, may_train=False).role is Role.TRAINER, "and is told why not"
 
 
-def test_rollouts_and_verdicts_need_no_optimiser() -> None:
-    parameters = RUN.parameters
-    assert memory_need(RUN, Role.TRAINER).trainer > 24 * parameters, "sixteen bytes a parameter, and four versions"
-    assert 10 * parameters < memory_need(RUN, Role.VALIDATOR).trainer < 20 * parameters, "four versions, and one in fp32"
-    assert memory_need(RUN, Role.ROLLOUT).trainer < memory_need(RUN, Role.TRAINER).trainer
-
-
 def test_it_is_told_in_a_run_with_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "available_memory", lambda: 1 << 50)
     monkeypatch.setattr(check, "free_gpu_memory", lambda: None)

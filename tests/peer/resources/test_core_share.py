@@ -13,7 +13,6 @@ import trio
 import trio.testing
 
 from peer.errors import PeerError
-from peer.resources import core_share
 from peer.resources.core_share import RECOUNT_S, CoreShare, chosen_threads, share_cores, share_of
 from protocol.events.events import Event, Notice
 
@@ -129,18 +128,6 @@ def test_a_killed_peer_is_not_counted(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1, "and its file is gone"
 
 
-def test_who_chose_its_threads_keeps_them_and_still_counts(tmp_path: Path) -> None:
-    async def scenario(nursery: trio.Nursery) -> None:
-        chose, other = Terminal(tmp_path, 4, chosen=4), Terminal(tmp_path, 4)
-        nursery.start_soon(chose.run)
-        nursery.start_soon(other.run)
-        await trio.sleep(SETTLED_S)
-        assert (chose.trainer.threads, other.trainer.threads) == (4, 2)
-        assert chose.said == []
-
-    with_terminals(scenario)
-
-
 def test_a_folder_that_cannot_be_used_is_said_once_and_stops_nobody(tmp_path: Path) -> None:
     async def scenario(nursery: trio.Nursery) -> None:
         (tmp_path / "cores").write_text("not a folder")
@@ -151,27 +138,6 @@ def test_a_folder_that_cannot_be_used_is_said_once_and_stops_nobody(tmp_path: Pa
         assert [event.level for event in alone.said if isinstance(event, Notice)] == ["warning"]
 
     with_terminals(scenario)
-
-
-def test_a_runtime_directory_of_somebody_else_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> Path:
-        raise PeerError("the folder is not private to this user")
-
-    monkeypatch.setattr(core_share, "runtime_dir", refused)
-    monkeypatch.setattr(core_share, "usable_cores", lambda: 2)
-    trainer, said, chosen, seen = Trainer(), list[Event](), [0], list[int]()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(core_share.keep_share, trainer, said.append, lambda: chosen[0])
-            for number in (0, 1):
-                chosen[0] = number
-                await trio.sleep(SETTLED_S)
-                seen.append(trainer.threads)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert seen == [2, 1] and len(said) == 1
 
 
 def test_threads_that_a_person_chose(monkeypatch: pytest.MonkeyPatch) -> None:

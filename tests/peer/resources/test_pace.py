@@ -51,22 +51,12 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.usefixtures("no_threads")
+@pytest.mark.parametrize(("manifest", "rates"), [(MANIFEST, [100.0, 50.0]), (CHATS, [400.0, 200.0]), (ROLLOUTS, [])])
 def test_a_peer_keeps_its_own_speed_after_its_first_round_and_when_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: RunManifest, rates: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert written_in(MANIFEST, tmp_path, monkeypatch) == [100.0, 50.0]
-
-
-@pytest.mark.usefixtures("no_threads")
-def test_the_speed_in_chats_is_kept_with_the_tokens_that_the_loss_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert written_in(CHATS, tmp_path, monkeypatch) == pytest.approx([400.0, 200.0])
-
-
-@pytest.mark.usefixtures("no_threads")
-def test_no_speed_of_learning_from_rollouts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert written_in(ROLLOUTS, tmp_path, monkeypatch) == []
+    """In chats with the tokens that the loss does not count, and not of learning from rollouts."""
+    assert written_in(manifest, tmp_path, monkeypatch) == pytest.approx(rates)
 
 
 def written_in(manifest: RunManifest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:

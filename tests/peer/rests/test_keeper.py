@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 from datetime import datetime
 
-import pytest
 import trio
 import trio.testing
 
@@ -19,7 +18,6 @@ from peer.rests.keeper import (
     RestLimits,
     SensorReading,
     in_a_thread,
-    planned_rest,
 )
 from peer.settings.values import read_schedule
 from protocol.events.status import WhyIdle
@@ -38,42 +36,12 @@ def why(judge: RestJudge, reading: SensorReading) -> WhyIdle | None:
     return rest.why if rest is not None else None
 
 
-def test_nothing_set_and_nothing_wrong_is_no_reason() -> None:
-    assert (
-        RestJudge(RestLimits()).judge(SensorReading(NOON, 0.0, temperature=120.0)) is None
-        and RestJudge(EVERYTHING).judge(CALM) is None
-    )
-    assert RestJudge(EVERYTHING).judge(SensorReading(NOON, 0.0)) is None, "a computer without sensors"
-
-
 def test_outside_its_hours_it_says_until_when() -> None:
     judge, night = RestJudge(EVERYTHING), replace(CALM, now=NOON.replace(hour=20))
     rest = judge.judge(night)
     assert rest is not None and rest.why is WhyIdle.OUTSIDE_HOURS
     assert rest.detail == "rests until Tuesday 09:00: these are not its hours (09:00-17:00)"
     assert judge.judge(CALM) is None
-
-
-@pytest.mark.parametrize(
-    ("limits", "hour", "is_portable", "text"),
-    [
-        (RestLimits(), 12, False, ""),
-        (RestLimits(), 12, True, "on battery"),
-        (RestLimits(on_battery=True), 12, True, ""),
-        (RestLimits(read_schedule("09:00-17:00")), 12, False, "from Monday 17:00"),
-        (RestLimits(read_schedule("09:00-17:00")), 20, False, "resumes at Tuesday 09:00"),
-        (RestLimits(read_schedule("mon-sun")), 12, False, ""),
-        (
-            RestLimits(read_schedule("09:00-17:00"), 80.0, yield_gpu=True, unused_for=600.0),
-            12,
-            True,
-            "from Monday 17:00, while somebody uses this computer, on battery, while other programs use the GPU, "
-            "above 80 °C",
-        ),
-    ],
-)
-def test_the_rests_that_limits_plan_are_told(limits: RestLimits, hour: int, is_portable: bool, text: str) -> None:
-    assert planned_rest(limits, NOON.replace(hour=hour), is_portable) == text
 
 
 def test_it_rests_while_somebody_uses_the_computer_if_it_is_asked_to() -> None:
@@ -100,11 +68,6 @@ def test_heat_has_a_second_limit_and_a_least_time() -> None:
     assert found == [WhyIdle.TOO_HOT] * 3 + [None, None]
     assert why(judge, replace(CALM, at=999.0, temperature=81.0)) is WhyIdle.TOO_HOT
     assert why(judge, replace(CALM, at=999.5, temperature=None)) is None, "the sensor is gone"
-
-
-def test_the_sentence_stays_the_same_while_a_reading_changes() -> None:
-    judge = RestJudge(EVERYTHING)
-    assert len({judge.judge(replace(CALM, at=at, temperature=85.0 + at)) for at in range(9)}) == 1
 
 
 def test_others_on_the_gpu_go_first_where_the_owner_wants_it() -> None:
@@ -200,11 +163,3 @@ def test_a_driver_that_hangs_is_asked_once_and_keeps_nobody_waiting() -> None:
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
     finally:
         answered.set()
-
-
-def test_what_answers_is_asked_again() -> None:
-    async def main() -> None:
-        ask = in_a_thread(lambda: CALM)
-        assert [await ask() for _ in range(3)] == [CALM] * 3
-
-    trio.run(main)

@@ -9,7 +9,6 @@ import pytest
 
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
-from peer.formatting import columns
 from peer.settings.file import (
     CHANGED,
     FILE_NAME,
@@ -20,7 +19,7 @@ from peer.settings.file import (
     read_config,
     with_kept_name,
 )
-from peer.settings.preferences import SETTINGS, without_settings
+from peer.settings.preferences import without_settings
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The name that a peer was once given.
@@ -41,12 +40,6 @@ def test_whatever_else_says_a_name_goes_before_the_kept_one(tmp_path: Path) -> N
     keep_name(gather({"name": "attic"}, NONE), tmp_path)
     assert with_kept_name(gather({"name": "cellar"}, NONE), tmp_path).now.name == "cellar"
     assert with_kept_name(gather({}, {**NONE, "PEER_NAME": "roof"}), tmp_path).now.name == "roof"
-
-
-def test_an_empty_name_forgets_the_kept_one(tmp_path: Path) -> None:
-    for name in ("attic", "", ""):
-        keep_name(gather({"name": name}, NONE), tmp_path)
-    assert with_kept_name(gather({}, NONE), tmp_path).now.name == ""
 
 
 @pytest.mark.parametrize("kept", [b"\xff", b"a\x1b[2J", b"x" * 50, b""])
@@ -93,34 +86,6 @@ def test_what_is_wrong_changes_nothing(name: str, text: str, said: str) -> None:
     assert live.settings == before and heard == []
 
 
-def test_each_setting_that_moves_nothing_else_is_live() -> None:
-    assert {name for name, setting in SETTINGS.items() if not setting.live} == {
-        "name",
-        "team",
-        "role",
-        "corpus",
-        "data",
-        "block_cache",
-        "keep_blocks",
-        "mirror_networks",
-        "port",
-        "announce",
-        "port_mapping",
-        "relay",
-        "generator",
-        "gpus",
-        "processes",
-        "compile",
-        "offload",
-        "state",
-        "metrics_port",
-        "page",
-        "track",
-        "owner",
-        "log_format",
-    }
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -145,14 +110,11 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     ("text", "said"),
     [
         ("max_upp = 3", "there is no setting max_upp; did you mean max_up?"),
-        ("colour = 3", "there is no setting colour; `peer config` lists them"),
         ('max_up = "much"', "max_up: much is not a rate"),
-        ("max_up = [1]", "max_up is neither text nor a number"),
         ("max_up = ", "is not TOML"),
         ("threads = " + "9" * 5000, "is not TOML"),
         ("max_up = 3\nmax-up = 4", "max_up appears twice"),
         ("#" * (1 << 20) + "\nthreads = 3", "is larger than"),
-        ("port = 70000", "port: 70000 is not a port"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_with_its_path(tmp_path: Path, text: str, said: str) -> None:
@@ -174,29 +136,6 @@ def test_the_file_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(PeerError, match="is not TOML"):
         read_config(tmp_path / "binary")
-
-
-def test_a_change_for_another_data_directory_says_that_all_share_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("PEER_CONFIG", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("PEER_DATA_DIR", str(tmp_path / "usual"))
-    shared = "All data directories of this user share peer.toml; set PEER_CONFIG"
-    assert main(["config", "max_up", "20Mbit", "--data-dir", str(tmp_path / "other")]) == ExitCode.OK
-    assert shared in capsys.readouterr().out
-    for words in (["max_up", "30Mbit"], ["max_up", "--data-dir", str(tmp_path / "other")]):
-        assert main(["config", *words]) == ExitCode.OK
-        assert shared not in capsys.readouterr().out
-
-
-def test_the_table_of_settings_is_aligned_with_wide_characters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PEER_CONFIG", str(tmp_path / "peer.toml"))
-    assert main(["config", "name", "日本語の名前"]) == ExitCode.OK
-    head, row = capsys.readouterr().out.splitlines()[1:]
-    assert columns(row[: row.index("from the")]) == head.index("DEFAULT")
 
 
 def test_the_command_writes_one_key_and_keeps_the_rest(
@@ -250,9 +189,7 @@ def test_what_a_person_set_for_their_own_peer_is_not_for_a_demo() -> None:
     ("words", "said"),
     [
         (["max_upp"], "did you mean max_up?"),
-        (["max_up", "much"], "max_up: much is not a rate"),
         (["--unset"], "--unset takes a setting"),
-        (["max_up", "3", "--unset"], "--unset takes a setting"),
         (["max_up", "3"], "PEER_CONFIG is empty"),
     ],
 )

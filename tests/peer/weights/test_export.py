@@ -17,9 +17,7 @@ from peer.joining.run_source import store_manifest
 from peer.paths import run_dir
 from peer.weights import folders
 from protocol.chain.results import CheckpointName
-from protocol.formats.model import ModelConfig
-from protocol.run.manifest import SignedManifest, demo_manifest, sign
-from protocol.wire.identity import Identity
+from protocol.run.manifest import SignedManifest, demo_manifest
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
 from tests.test_imports import loaded_after
@@ -125,27 +123,6 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_full_disk_is_noticed_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keep(demo_manifest(), tmp_path / "data")
-    monkeypatch.setattr(folders, "ROOM", 1e12)
-    assert export(tmp_path / "data", str(tmp_path / "model")) == ExitCode.RESOURCES
-    assert "make room" in capsys.readouterr().err and not (tmp_path / "model").exists()
-
-
 @pytest.mark.slow
 def test_an_export_needs_no_torch() -> None:
     assert "torch" not in loaded_after("import peer.joining.run_source, peer.weights.folders, peer.weights.brought")
-
-
-def test_a_model_of_another_vocabulary_says_that_its_tokenizer_is_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    organiser = Identity.from_seed(bytes(32))
-    model = ModelConfig(vocab=300, dim=16, layers=1, heads=2, kv_heads=1, ffn=16)
-    fields = {"organiser": organiser.peer_id, "model": model}
-    keep(sign(organiser, demo_manifest().manifest.model_copy(update=fields)), tmp_path)
-    assert export(tmp_path, str(tmp_path / "model")) == ExitCode.OK
-    assert "this computer does not have" in capsys.readouterr().out
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["eos_token_id"] is None

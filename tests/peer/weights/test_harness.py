@@ -15,7 +15,7 @@ import pytest
 
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
-from peer.weights.harness import HarnessOptions, _tokenizer_for, command, results_in, task_of
+from peer.weights.harness import _tokenizer_for, results_in
 from tests.trainer.made_tokenizer import ENDS, TEXT_END, TURN_END, make_tokenizer
 from tests.trainer.weights.models import CONFIGS, in_blocks
 from trainer.weights.folder import write_folder
@@ -132,40 +132,10 @@ def test_without_the_harness_it_says_what_to_install(
     assert "install 'lm-eval[hf]>=" in capsys.readouterr().err
 
 
-def test_groups_filters_and_values_that_are_no_numbers() -> None:
-    fields = {
-        **RESULTS,
-        "results": {
-            "gsm8k": {"alias": "gsm8k", "exact_match,strict-match": 0.1, "exact_match_stderr,strict-match": "N/A"},
-            "mmlu": {"alias": "mmlu", "acc,none": 0.25, "acc_stderr,none": float("nan")},
-            "none": {"alias": " ", "bypass,none": "N/A", "set,none": True},
-        },
-        "n-shot": {"gsm8k": 5, "mmlu": None},
-        "n-samples": {"gsm8k": {"original": 1319, "effective": 100}},
-    }
-    first, second = results_in(json.dumps(fields)).scores
-    assert (first.metric, first.value, first.error, first.shots, first.samples) == (
-        "exact_match (strict-match)",
-        0.1,
-        None,
-        5,
-        100,
-    )
-    assert (second.metric, second.error, second.shots, second.samples) == ("acc", None, 0, None)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, json.dumps({**RESULTS, "results": {"x": [1]}})])
 def test_results_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(PeerError, match="of an unknown form"):
         results_in(text)
-
-
-def test_a_task_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    assert task_of("mine.yaml") == str(tmp_path / "mine.yaml") and task_of("arc_easy") == "arc_easy"
-    words = command(Path("/m"), Path("/t"), Path("/r"), [task_of("mine.yaml")], HarnessOptions([], None, "auto"))
-    assert words[words.index("--tasks") + 1] == str(tmp_path / "mine.yaml") and "--device" not in words
 
 
 def test_models_that_read_bytes_get_a_tokenizer_of_bytes(tmp_path: Path) -> None:
@@ -189,12 +159,3 @@ def test_a_tokenizer_without_settings_gets_the_models_end_of_text(tmp_path: Path
     (model / "tokenizer_config.json").write_text("{}")
     names = sorted(path.name for path in _tokenizer_for(model, tmp_path / "copied").iterdir())
     assert names == ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-
-
-def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="has no tokenizer; copy tokenizer.json"):
-        _tokenizer_for(model_of(tmp_path / "model", 300), tmp_path / "tokenizer")
-    broken = model_of(tmp_path / "broken", 300)
-    (broken / "tokenizer.json").write_text("{}")
-    with pytest.raises(PeerError, match="is not a tokenizer.json that a run can use"):
-        _tokenizer_for(broken, tmp_path / "other")

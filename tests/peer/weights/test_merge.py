@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from peer.cli import main
 from peer.errors import ExitCode
 from peer.weights import folders
 from protocol.formats.model import ModelConfig
-from tests.test_imports import loaded_after
-from tests.trainer.made_tokenizer import ENDS, make_tokenizer
-from tests.trainer.weights.models import F32, SHAPE, in_blocks, our_logits, random_parameters, tokens_for
+from tests.trainer.weights.models import F32, SHAPE, in_blocks, random_parameters
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
 from trainer.weights.safetensors_file import ExportFormat
@@ -37,7 +33,6 @@ def read(folder: Path) -> F32:
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ([], Linear((1, 1))),
         (["--weights", "1,3"], Linear((1, 3))),
         (["--rule", "slerp", "--t", "0.3"], Slerp(0.3)),
         (["--rule", "ties", "--base", "base", "--density", "0.5", "--scale", "0.7"], Ties((1, 1), 0.5, 0.7)),
@@ -57,26 +52,6 @@ def test_models_are_merged_by_the_rule(
     described = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert (described["eos_token_id"], described["max_position_embeddings"]) == (7, 128)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "base", "merged"]
-
-
-def test_the_tokenizer_is_the_first_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
-    given = make_tokenizer(tmp_path / "a" / "tokenizer.json").read_bytes()
-    (tmp_path / "a" / "generation_config.json").write_text(json.dumps({"eos_token_id": [*ENDS]}))
-    assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.OK
-    assert "no tokenizer" not in capsys.readouterr().out
-    assert (tmp_path / "merged" / "tokenizer.json").read_bytes() == given
-    assert json.loads((tmp_path / "merged" / "generation_config.json").read_text()) == {"eos_token_id": [*ENDS, 7]}
-
-
-def test_transformers_loads_a_merge_with_the_same_logits(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
-    target = tmp_path / "merged"
-    assert main(["merge", model(tmp_path / "a", 0), model(tmp_path / "b", 1), str(target)]) == ExitCode.OK
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    with torch.no_grad():
-        theirs = loaded(tokens_for(CONFIG)).logits
-    torch.testing.assert_close(our_logits(CONFIG, read(target)), theirs, rtol=0, atol=1e-4)
 
 
 def test_what_cannot_be_merged_is_a_sentence_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,22 +86,3 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     monkeypatch.setattr(folders, "ROOM", 1e15)
     assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.RESOURCES
     assert "make room" in capsys.readouterr().err and not (tmp_path / "merged").exists()
-
-
-@pytest.mark.slow
-def test_a_merge_needs_no_torch() -> None:
-    assert "torch" not in loaded_after("import peer.weights.folders")
-
-
-def test_a_merge_ends_texts_as_its_first_model_does(tmp_path: Path) -> None:
-    one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
-    config = tmp_path / "a" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [7, 9]}))
-    (tmp_path / "a" / "generation_config.json").unlink()
-    assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.OK
-    (tmp_path / "a" / "generation_config.json").write_text('{"eos_token_id": 11, "temperature": 0.6}')
-    assert main(["merge", one, other, str(tmp_path / "again")]) == ExitCode.OK
-    for name in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / "merged" / name).read_text())["eos_token_id"] == [7, 9]
-        assert json.loads((tmp_path / "again" / name).read_text())["eos_token_id"] == [11, 7, 9]
-    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["temperature"] == 0.6

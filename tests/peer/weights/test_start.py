@@ -79,16 +79,6 @@ def test_joining_a_run_file_keeps_its_weights_and_looking_at_it_keeps_nothing(tm
     assert run_dir(data, shown.run).stat().st_mode & 0o77 == 0
 
 
-def test_other_weights_make_another_run(tmp_path: Path) -> None:
-    runs = set()
-    for seed in range(2):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        a_folder(folder / "base", seed=seed)
-        runs.add(create_run(a_run_file(folder), tmp_path / "data").manifest.initial_state)
-    assert len(runs) == 2 and "" not in runs
-
-
 def test_export_has_the_tokenizer_of_the_run_and_no_other_file_of_the_folder(tmp_path: Path) -> None:
     a_folder(tmp_path / "base")
     for name in ("tokenizer_config.json", "generation_config.json", "secret.txt"):
@@ -122,29 +112,12 @@ def test_weights_that_change_while_they_are_read_begin_nothing(tmp_path: Path) -
     assert not [path for path in (run_dir(data, signed.run) / "checkpoints").iterdir() if path.name.startswith("0")]
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("dim = 64\nlayers = 3", "[model] from defines the whole model; remove dim, layers"),
-        ("[data]\nheld_out_percent = 9", "data.held_out_percent is not a field of a run; remove it"),
-    ],
-)
-def test_what_a_run_file_says_beside_it_is_still_checked(
-    text: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_run_file_says_beside_it_is_still_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_folder(tmp_path / "base")
-    assert main(["run", "create", str(a_run_file(tmp_path, text)), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
+    path = a_run_file(tmp_path, "dim = 64\nlayers = 3")
+    assert main(["run", "create", str(path), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
     said = capsys.readouterr().err
-    assert part in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize("given", ['"absent"', "3", '""', '"run.toml"'])
-def test_a_folder_that_is_none_is_a_sentence(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(f'name = "begun"\n[model]\nfrom = {given}\n')
-    assert main(["run", "show", str(file), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
-    said = capsys.readouterr().err
-    assert said.startswith("peer: ") and "; " in said and said.count("\n") == 1
+    assert "[model] from defines the whole model; remove dim, layers" in said and said.count("\n") == 1
 
 
 def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
@@ -162,8 +135,8 @@ def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
 @pytest.mark.parametrize(
     "names",
     [
-        ["tokenizer.model"], ["vocab.json", "merges.txt"], ["merges.txt"], ["vocab.json"], ["tekken.json"], ["vocab.txt"],
-        ["spiece.model"], ["sentencepiece.bpe.model"], ["qwen.tiktoken"], ["tokenizer.model", "tokenizer_config.json"],
+        ["tokenizer.model"], ["vocab.json", "merges.txt"],
+        ["tokenizer.model", "tokenizer_config.json"],
     ],
 )  # fmt: skip
 def test_a_tokenizer_in_another_form_is_named_and_refused(
@@ -179,17 +152,3 @@ def test_a_tokenizer_in_another_form_is_named_and_refused(
     make_tokenizer(tmp_path / "tokenizer.json")
     given = a_run_file(tmp_path, '[tokenizer]\nfrom = "tokenizer.json"\nends = [5]\n')
     assert main(["run", "create", str(given), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-
-
-def test_windows_beyond_the_context_and_bytes_for_a_larger_vocabulary_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a_folder(tmp_path / "base")
-    file = a_run_file(tmp_path, "[data]\nsequence_length = 128\n")
-    assert main(["run", "create", str(file), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-    said = capsys.readouterr().out
-    assert "data.sequence_length is 128, and the model was made for 99" in said
-    assert "the run reads bytes, which are 256 tokens, and the model has 300" in said
-    file = a_run_file(tmp_path, "[data]\nsequence_length = 99\n")
-    assert main(["run", "create", str(file), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-    assert "was made for" not in capsys.readouterr().out

@@ -14,7 +14,6 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
-from peer.weights.harness import _tokenizer_for
 from peer.weights.tokenizer_files import LOADING, folder_tokenizer, loading_remark, write_tokenizer
 from protocol.formats.model import ModelConfig
 from protocol.run.manifest import RunManifest, demo_manifest
@@ -40,21 +39,13 @@ JINJA = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|
 WITH_BOS = byte_level(post_processor=template(MARKS[0], 264))
 BESIDE: dict[str, tuple[Shape, dict[str, Any], str]] = {
     "nothing": (byte_level(), {}, ""),
-    "a token before each text": (WITH_BOS, {}, ""),
-    "the family's class": (byte_level(), {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}}, ""),
     "a token before each text, by its name": (
         WITH_BOS,
         {"tokenizer_config.json": {"bos_token": MARKS[0], "add_bos_token": True}},
         "",
     ),
     "a chat template": (byte_level(), {"tokenizer_config.json": {"chat_template": JINJA}}, ""),
-    "a chat template of its own file": (byte_level(), {"chat_template.jinja": JINJA}, ""),
-    "settings of sampling": (byte_level(), {"generation_config.json": {"temperature": 0.6, "eos_token_id": 265}}, ""),
-    "names of special tokens": (byte_level(), {"special_tokens_map.json": {"pad_token": MARKS[0]}}, ""),
-    "another vocabulary": (byte_level(), {"vocab.json": {"a": 0}, "merges.txt": "", "added_tokens.json": {"b": 1}}, ""),
-    "the form of an older library": (byte_level(), {"tokenizer.model": "x"}, ""),
     "a tokenizer that the run replaces": (byte_level(), {"tokenizer_config.json": {"eos_token": MARKS[1]}}, "other.json"),
-    "a truncated text": (byte_level(truncation={"max_length": 4, "strategy": "LongestFirst", "stride": 0}), {}, ""),
 }
 
 
@@ -112,20 +103,8 @@ QWEN = byte_level(normalizer={"type": "NFC"}, pre_tokenizer=shapes.split_by(QWEN
 VARIANTS: dict[str, Shape] = {
     **SHAPES,
     "a text is cut": QWEN | {"truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}},
-    "a text is filled up": QWEN
-    | {
-        "padding": {
-            "strategy": {"Fixed": 32}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 264, "pad_type_id": 0,
-            "pad_token": MARKS[0],
-        }
-    },
-    "merges are left out by chance": QWEN | {"model": QWEN["model"] | {"dropout": 0.5}},
     "tokens around a text": QWEN | {"post_processor": template(MARKS[1], 265)},
     "no normalizer": QWEN | {"normalizer": None},
-    "whole words first": QWEN | {"model": QWEN["model"] | {"ignore_merges": True}},
-    "other marks": QWEN | {"added_tokens": [shapes.added(264, "<|im_start|>"), shapes.added(265, "<|im_end|>")]},
-    "one more token": QWEN
-    | {"added_tokens": [*QWEN["added_tokens"][:2], shapes.added(266, "<extra>"), shapes.added(267, "<|im_end|>")]},
     "an end that is not special": QWEN
     | {"added_tokens": [*QWEN["added_tokens"][:2], shapes.added(266, "<|im_end|>", special=False)]},
 }  # fmt: skip
@@ -168,32 +147,6 @@ def test_transformers_makes_the_tokens_of_the_run(case: str, tmp_path: Path) -> 
         assert is_kept or remark
 
 
-@pytest.mark.parametrize(("shape", "is_told"), [(byte_level(), True), (QWEN, False)])
-def test_create_and_export_say_how_to_load_a_tokenizer_that_qwen2_replaces(
-    shape: Shape, is_told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shapes.write(tmp_path / "own.json", shape)
-    (tmp_path / "run.toml").write_text(
-        'name = "own"\n[model]\nvocab = 300\ndim = 16\nlayers = 1\nheads = 2\nkv_heads = 1\nffn = 16\nqkv_bias = true\n'
-        f'[tokenizer]\nfrom = "own.json"\nends = [{end_of(shape)}]\n'
-    )
-    for words in (["run", "create", str(tmp_path / "run.toml")], ["export", str(tmp_path / "out")]):
-        assert main([*words, "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
-        assert ("with PreTrainedTokenizerFast.from_pretrained" in capsys.readouterr().out) == is_told
-
-
-def test_harness_reads_the_tokens_of_the_run_for_a_qwen2_model(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
-    source, model = shapes.write(tmp_path / "source.json", byte_level()), tmp_path / "model"
-    model.mkdir()
-    config = ModelConfig.from_mapping(SHAPE | {"tied": True, "context": 128, "qkv_bias": True})
-    write_folder(model, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=266)
-    write_tokenizer(a_manifest(source, 266, "Qwen2"), source, model)
-    known = transformers.AutoTokenizer.from_pretrained(_tokenizer_for(model, tmp_path / "place"), local_files_only=True)
-    ours = TokenizerFile(source, (266,))
-    assert [known(text)["input_ids"] for text in TEXTS] == [ours.encode(text) for text in TEXTS]
-
-
 # ------------------------------------------------------------------------------------------------------------------------
 # Chat templates of exports write a conversation in the run's tokens.
 
@@ -214,14 +167,7 @@ def with_marks(marks: tuple[str, ...], **parts: Any) -> Shape:
 ODD = "<|\"}}{% end \\n'|>"
 CONVERSATIONS: dict[str, tuple[Shape, str]] = {
     "ChatML of Qwen": (QWEN, "chatml"),
-    "ChatML with a token before each text": (QWEN | {"post_processor": template(MARKS[0], 264)}, "chatml"),
-    "ChatML of GPT-2's splitting": (SHAPES["gpt 2"], "chatml"),
-    "ChatML of Llama 3's splitting": (SHAPES["llama 3"], "chatml"),
-    "ChatML of DeepSeek's splitting": (SHAPES["deepseek 3"], "chatml"),
-    "ChatML of SmolLM's splitting": (SHAPES["smollm"], "chatml"),
     "ChatML of Tekken's splitting": (SHAPES["mistral nemo"], "chatml"),
-    "ChatML of o200k's splitting": (SHAPES["o200k"], "chatml"),
-    "Llama 3": (with_marks(LLAMA3_MARKS), "llama3"),
     "Llama 3 with its token before each text": (
         with_marks(LLAMA3_MARKS, post_processor=template("<|begin_of_text|>", 264)),
         "llama3",
@@ -279,18 +225,9 @@ GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
 ENDINGS: dict[str, tuple[dict[str, dict[str, Any]], tuple[int, ...]]] = {
     "by number": ({GENERATION: {"eos_token_id": 256}}, (256,)),
     "by name": ({SETTINGS: {"eos_token": "</s>"}}, (256,)),
-    "by both": ({GENERATION: {"eos_token_id": 256}, SETTINGS: {"eos_token": "</s>"}}, (256,)),
-    "by the fields of a name": ({SETTINGS: {"eos_token": {"content": "</s>", "special": True}}}, (256,)),
-    "by several numbers": ({GENERATION: {"eos_token_id": [256, 257]}}, (256, 257)),
     "by both, with two tokens": ({GENERATION: {"eos_token_id": 257}, SETTINGS: {"eos_token": "</s>"}}, (257, 256)),
-    "an added token": ({GENERATION: {"eos_token_id": 259}}, (259,)),
     "an added token by name, and a default": ({GENERATION: {"eos_token_id": 2}, SETTINGS: {"eos_token": "<extra>"}}, (259,)),
-    "an added token and one that is none": ({GENERATION: {"eos_token_id": [256, 259]}}, (259,)),
-    "beside a default in config.json": ({"config.json": {"eos_token_id": 2}, SETTINGS: {"eos_token": "</s>"}}, (256,)),
-    "an added token in config.json": ({"config.json": {"eos_token_id": 259}}, (259,)),
     "a default in config.json": ({"config.json": {"eos_token_id": 2}}, ()),
-    "an unknown name": ({SETTINGS: {"eos_token": "</end>"}}, ()),
-    "an unknown number": ({GENERATION: {"eos_token_id": 999}}, ()),
     "nothing": ({}, ()),
 }
 

@@ -110,12 +110,6 @@ for _ in range(1500):
 os.chdir('/')
 print('done')
 """
-ESCAPE_ROOT = """
-import os
-for _ in range(64):
-    os.chdir('..')
-print(open('root/secret' if os.path.exists('root') else {path!r}).read())
-"""
 DEEP_SOURCE = "(" * 100_000
 CALL_ALL_BUT = """
 import ctypes, errno

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,54 +81,6 @@ def test_conversation_ends_after_the_last_turn(name: str) -> None:
     assert environment.score(problem, ["nonsense"] * environment.max_turns) == 0.0
     assert environment.score(problem, []) == 0.0
     assert environment.score(problem, [*["nonsense"] * environment.max_turns, *environment.solution(problem)]) == 0.0
-
-
-@every_task
-@pytest.mark.parametrize("index", [-1, 1 << 20])
-def test_number_outside_is_refused(name: str, index: int) -> None:
-    with pytest.raises(ValueError, match="there is no problem"):
-        open_environment(name).problem(index)
-
-
-def test_answers_are_right() -> None:
-    checks = {
-        "reverse": lambda asked, said: said == asked[::-1],
-        "sort": lambda asked, said: said == "".join(sorted(asked)),
-        "add": lambda asked, said: int(said) == sum(map(int, asked.split("+"))),
-        "shift": lambda asked, said: all((ord(b) - ord(a)) % 26 == 1 for a, b in zip(asked, said, strict=True)),
-        "count": lambda asked, said: int(said) == asked[1:].count(asked[0]),
-        "close": lambda asked, said: closes(asked + said) and bool(said),
-    }
-    for name, check in checks.items():
-        environment = open_environment(name)
-        for index in SAMPLE:
-            prompt, answer = conversation(environment, index)
-            assert check(prompt.removeprefix(f"{name} ").strip(), answer), (prompt, answer)
-
-
-def closes(brackets: str) -> bool:
-    while (shorter := re.sub(r"\(\)|\[\]|\{\}", "", brackets)) != brackets:
-        brackets = shorter
-    return brackets == ""
-
-
-def test_answer_with_more_than_the_answer_is_wrong() -> None:
-    environment = open_environment("add")
-    problem = environment.problem(1)
-    assert environment.score(problem, [f" {problem.answer}\n"]) == 1.0
-    for said in (f"{problem.answer} {problem.answer}", f"{problem.answer}.", f"0{problem.answer}", ""):
-        assert environment.score(problem, [said]) == 0.0
-
-
-def test_guessing_by_halves_always_wins_and_one_guess_seldom() -> None:
-    environment = open_environment("guess", most=100)
-    problems = [environment.problem(index) for index in SAMPLE]
-    assert environment.max_turns == 7
-    assert {environment.score(problem, environment.solution(problem)) for problem in problems} == {1.0}
-    assert sum(environment.score(problem, ["50"]) for problem in problems) < 10
-    assert environment.reply(Problem(0, "", 30), ["50"]) == "less\n"
-    assert environment.reply(Problem(0, "", 70), ["50"]) == "more\n"
-    assert environment.reply(Problem(0, "", 70), ["fifty"]) == "?\n"
 
 
 def test_tools_answer_what_they_are_asked() -> None:

@@ -28,16 +28,6 @@ def test_example_is_laid_out_as_a_rollout_is(name: str) -> None:
         assert list(example.prompt) == BYTES.encode(problem.prompt)
 
 
-def test_turn_that_was_cut_short_is_read_as_far_as_it_goes() -> None:
-    example = example_tokens(LOOKUP, 0, BYTES)
-    problem = LOOKUP.problem(0)
-    turns = LOOKUP.solution(problem)
-    assert read_turns(LOOKUP, problem, [], [], BYTES) == ()
-    assert read_turns(LOOKUP, problem, example.output[:-1], example.made[:-1], BYTES) == turns
-    assert read_turns(LOOKUP, problem, example.output[:3], example.made[:3], BYTES) == turns[:1]
-    assert read_turns(LOOKUP, problem, example.output[:1], example.made[:1], BYTES) == ("?",)
-
-
 def test_reply_of_somebody_else_is_refused() -> None:
     example = example_tokens(LOOKUP, 0, BYTES)
     problem = LOOKUP.problem(0)

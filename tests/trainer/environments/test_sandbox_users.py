@@ -32,9 +32,7 @@ def _usable() -> bool:
 
 
 AS_ROOT: dict[str, tuple[int, set[Mechanism]]] = {
-    "ordinary user": (NOBODY, set()),
     "ordinary user without namespaces": (NOBODY, {Mechanism.NAMESPACES}),
-    "ordinary user without seccomp": (NOBODY, {Mechanism.SECCOMP}),
     "root without namespaces": (0, {Mechanism.NAMESPACES}),
 }
 """Name: user, mechanisms left out."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.environments.lines import line
 from trainer.environments import task_file
-from trainer.environments.records import SolveRates, told
+from trainer.environments.records import SolveRates
 from trainer.environments.registry import open_environment, open_named
 from trainer.environments.task_file import MAX_SET_BYTES, ExtendedEnvironment, TaskFile, digest_of, read_task_set
 
@@ -68,14 +68,6 @@ def test_a_set_that_cannot_be_used_is_named_and_the_others_are_used(tmp_path: Pa
     assert "more than the 100" in unusable[FIRST + 30]
 
 
-def test_a_set_with_a_prompt_that_no_model_can_answer_is_not_used(tmp_path: Path) -> None:
-    files = [a_file(tmp_path, "good"), a_file(tmp_path, "bad", FIRST + 10, prompt="Stop.")]
-    extended = ExtendedEnvironment(open_environment("add"))
-    unusable = extended.use(files, 100, lambda prompt: "has no tokens" if prompt == "Stop." else "")
-    assert unusable == {FIRST + 10: "the prompt of its task 0 has no tokens"}
-    assert extended.problem(FIRST).prompt == "six times seven?"
-
-
 # -- solve rates ---------------------------------------------------------------------------------------------------------
 
 RATES = SolveRates(0.1, 0.8)
@@ -102,26 +94,6 @@ def test_a_runs_tasks_are_those_within_its_bounds_in_their_order(tmp_path: Path)
     assert [mixture.problem(2 * at + 1).prompt for at in range(4)] == LEFT
 
 
-def test_a_set_has_as_many_tasks_as_are_left_of_it(tmp_path: Path) -> None:
-    path, digest = written(tmp_path)
-    extended, first = ExtendedEnvironment(open_environment("add"), RATES), 1 << 40
-    assert extended.use([TaskFile(first, 4, str(path), digest)], 100) == {}
-    assert [extended.problem(first + at).prompt for at in range(4)] == LEFT
-    unusable = extended.use([TaskFile(first, 7, str(path), digest)], 100)
-    assert "4 tasks with solve rates of this run, but 7 were announced" in unusable[first]
-
-
-def test_a_file_of_which_nothing_is_left_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    path, digest = written(tmp_path, {"a": 0, "b": 1})
-    with pytest.raises(ValueError, match="none of the 2 tasks has a solve_rate from 0.1 to 0.8; use easier or harder"):
-        open_named(f'jsonl(path="tasks.jsonl", digest="{digest}")', {"tasks/tasks.jsonl": str(path)}, RATES)
-
-
-def test_a_person_is_told_how_many_stay() -> None:
-    assert told(4, 7, RATES) == "4 of 7, 3 left out by a solve_rate outside 0.1 to 0.8"
-    assert told(7, 7, RATES) == "7"
-
-
 # -- sets of the crowd ---------------------------------------------------------------------------------------------------
 
 SET = b"\n".join(line(problem_id=str(number)) for number in range(10))
@@ -137,10 +109,8 @@ def test_set_is_named_by_its_bytes_however_it_was_sent() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "the file has no task"),
         (SET + b"\n{}", "line 11: not a task: it has neither task_type"),
         (zstandard.compress(SET)[:-9], "damaged"),
-        (zstandard.compress(SET)[:6], "damaged"),
         (zstandard.compress(bytes(MAX_SET_BYTES + 1)), "at most 16 MiB"),
         (zstandard.compress(b"nonsense"), "line 1: it is not JSON"),
         (zstandard.ZstdCompressor(write_content_size=False).compress(SET), "does not say its size"),

@@ -16,7 +16,7 @@ from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, Nu
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
 from trainer.environments.task_file import digest_of, open_file
-from trainer.environments.verification import Verifier, _ask_what_is_known, final_answer, plain_answer, program_in
+from trainer.environments.verification import Verifier, _ask_what_is_known, plain_answer
 from trainer.extras import install_command
 
 PLAIN = Verifier(needs_code=False, needs_maths=False)
@@ -26,43 +26,11 @@ GOOD_SUM = "print(sum(map(int, input().split())))"
 GOOD_ADD = "def add(a, b):\n    return a + b"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("42", "42"),
-        ("so Answer: 42 ", "42"),
-        ("Answer: 1\nAnswer: 2", "2"),
-        ("first \\boxed{1}, then \\boxed{\\frac{1}{2}} I think", "\\frac{1}{2}"),
-        ("\\boxed{never closed", "\\boxed{never closed"),
-        ("\\boxed{42}\n\nTo check the answer: 42 * 2 = 84.", "42"),
-        ("\\boxed{42} (Answer: see above)", "42"),
-        ("\\boxed{42}\n\nIs this the right answer: yes", "42"),
-        ("\\boxed{42}. That answer: is right", "42"),
-        ("", ""),
-    ],
-)
-def test_answer_in_a_text(text: str, answer: str) -> None:
-    assert final_answer(text) == answer
-
-
-def test_program_in_a_text() -> None:
-    assert program_in("print(1)") == "print(1)"
-    assert program_in("First\n```python\nprint(1)\n```\nbetter\n```\nprint(2)\n```\n") == "print(2)\n"
-
-
-def test_numeric_answers() -> None:
-    right = NumericAnswer(Fraction(7, 2), Fraction(1, 100))
-    assert [PLAIN.score(right, text) for text in ("3.5", "7/2", "Answer: 3.509", "\\boxed{3.50}")] == [1.0] * 4
-    assert [PLAIN.score(right, text) for text in ("3.52", "3", "3.5 4", "inf", "1e999", "")] == [0.0] * 6
-
-
 SHAPES = [
-    "{}", "Answer: {}", "Answer: {}.", "answer: {}", "ANSWER: {}", "Final Answer: {}", "**Answer: {}**",
-    "**Answer:** {}", "**Final Answer**: {}", "The answer:\n\n{}\n", "Answer: **{}**", "Answer: **{}**.",
-    "Answer: **{}.**", "Answer: __{}__", "Answer: *{}*", "Answer: `{}`", "Answer: ${}$", "Answer: ${}$.",
-    "Answer: \\({}\\)", "It is \\boxed{{{}}}.", "\\boxed{{{}.}}", "$\\boxed{{{}}}$", "\\boxed{{\\text{{{}}}}}",
-    "\\boxed{{\\textbf{{{}}}}}", "Answer: \\boxed{{{}}}", "\\boxed{{Answer: {}}}", "\\boxed{{1}}, no, \\boxed{{{}}}",
-    "Answer: 1. No! Answer: {}", "\\boxed{{1}} Answer: {}", "Answer: 1 \\boxed{{{}}}", " {}\r\n", "{}.",
+    "{}", "Answer: {}", "Final Answer: {}", "**Answer:** {}", "**Final Answer**: {}", "The answer:\n\n{}\n",
+    "Answer: **{}**", "Answer: **{}.**", "Answer: `{}`", "Answer: ${}$", "Answer: \\({}\\)", "It is \\boxed{{{}}}.",
+    "$\\boxed{{{}}}$", "\\boxed{{\\text{{{}}}}}", "Answer: \\boxed{{{}}}", "\\boxed{{Answer: {}}}",
+    "\\boxed{{1}}, no, \\boxed{{{}}}", "Answer: 1. No! Answer: {}", "Answer: 1 \\boxed{{{}}}", " {}\r\n", "{}.",
 ]  # fmt: skip
 """Ways of saying an answer."""
 
@@ -86,30 +54,20 @@ def test_an_answer_counts_in_every_usual_shape(shape: str) -> None:
 NUMBERS = [
     # truth, said, its score
     ("42", "42.0", 1), ("42", "+42", 1), ("42", "042", 1), ("42", "4.2e1", 1), ("42", "84/2", 1), ("42", "42.", 1),
-    ("42", "42 .", 1), ("42", "42..", 0), ("42", "42...", 0), ("42", "42\u2026", 0), ("42", "42.5", 0),
-    ("42", "42.5.", 0), ("42", "-42", 0), ("42", "24", 0), ("42", "4 2", 0), ("42", "42,", 0), ("42", "42;", 0),
-    ("42", "42!", 0), ("42", "42?", 0), ("42", "(42)", 0), ("42", "[42]", 0), ("42", "42%", 0), ("42", "42 %", 0),
-    ("0.42", "42%", 0), ("42", "42 cm", 0), ("42", "42cm", 0), ("42", "$42", 0), ("42", "\u20ac42", 0),
-    ("42", "42\u00b0", 0), ("42", "x = 42", 0), ("42", "= 42", 0), ("42", "about 42", 0), ("42", "~42", 0),
-    ("42", "~~42~~", 0), ("42", "\u224842", 0), ("42", "\u00b142", 0), ("42", "41 or 42", 0), ("42", "41, 42", 0),
-    ("42", "42, 41", 0), ("42", "42 42", 0), ("42", "41\n42", 0), ("42", "41-42", 0), ("42", "41\u201342", 0),
-    ("42", "41..42", 0), ("42", "42 because 6 * 7", 0), ("42", "forty-two", 0), ("42", "0x2a", 0), ("42", "4_2", 0),
-    ("42", "\u0664\u0662", 0), ("42", "\uff14\uff12", 0), ("42", "XLII", 0), ("42", "NaN", 0), ("42", "inf", 0),
-    ("42", "", 0), ("42", ".", 0), ("42", "**", 0), ("42", "42**2", 0), ("42", "42\u00b2", 0), ("-5", "-5", 1),
-    ("-5", "\u22125", 1), ("-5", "\u22125.0", 1), ("-5", "5", 0), ("5", "-5", 0), ("5", "\u22125", 0),
-    ("-5", "- 5", 0), ("-5", "--5", 0), ("5", "--5", 0), ("-5", "\u20135", 0), ("-5", "(5)", 0), ("0", "-0", 1),
-    ("0.001", "1e\u22123", 1), ("1000", "1e-3", 0), ("1000", "1,000", 1), ("1000", "1,000.00", 1),
-    ("1000", "1.000", 0), ("1", "1.000", 1), ("1", "1,000", 0), ("1000", "1 000", 0), ("1234567.5", "1,234,567.5", 1),
-    ("1234567", "1234,567", 0), ("1234567", "1,234567", 0), ("1234567", "12,34,567", 0), ("1234", "1,23,4", 0),
-    ("12", "1,2", 0), ("1.2", "1,2", 0), ("123", "1,23", 0), ("1.5", "1,5", 0), ("15", "1,5", 0), ("15", "1,5.", 0),
-    ("1", "1,0", 0), ("10", "1,0", 0), ("123", "0,123", 0), ("0.123", "0,123", 0), ("1000", ",000", 0),
-    ("1000", "1,,000", 0), ("1000", "1,000,", 0), ("1000.5", "1.000,5", 0), ("1000000", "1.000.000", 0),
-    ("1234.5", "1,234.5,6", 0), ("123", "1, 2, 3", 0), ("123", "1,2,3", 0), ("12", "1, 2", 0), ("0.5", "1/2", 1),
-    ("0.5", "2/4", 1), ("0.5", "-1/-2", 0), ("0.5", "1/2/1", 0), ("0.5", "1 / 2", 0), ("1.5", "1 1/2", 0),
-    ("0.5", "1/0", 0), ("0.5", ".5", 1), ("0.5", "50%", 0), ("1.23", "1.2.3", 0), ("123", "1.2.3", 0),
-    ("20240105", "2024-01-05", 0), ("2024", "2024-01-05", 0), ("2014", "2024-01-09", 0), ("1.5", "01.05.", 0),
-    ("1230", "12:30", 0), ("12", "12th", 0), ("3.14159", "3.14", 0), ("3", "3.14", 0), ("1e400", "1e400", 1),
-    ("1", "1e9999", 0), ("42", "42" + "0" * 99, 0),
+    ("42", "42..", 0), ("42", "42\u2026", 0), ("42", "42.5", 0), ("42", "-42", 0), ("42", "42,", 0), ("42", "42!", 0),
+    ("42", "(42)", 0), ("42", "42%", 0), ("0.42", "42%", 0), ("42", "42 cm", 0), ("42", "$42", 0), ("42", "42\u00b0", 0),
+    ("42", "x = 42", 0), ("42", "about 42", 0), ("42", "\u224842", 0), ("42", "41 or 42", 0), ("42", "42, 41", 0),
+    ("42", "41\n42", 0), ("42", "41-42", 0), ("42", "41..42", 0), ("42", "forty-two", 0), ("42", "0x2a", 0),
+    ("42", "\u0664\u0662", 0), ("42", "NaN", 0), ("42", "", 0), ("42", "**", 0), ("42", "42**2", 0), ("-5", "-5", 1),
+    ("-5", "\u22125", 1), ("-5", "\u22125.0", 1), ("-5", "5", 0), ("5", "-5", 0), ("5", "\u22125", 0), ("-5", "- 5", 0),
+    ("-5", "--5", 0), ("5", "--5", 0), ("-5", "(5)", 0), ("0", "-0", 1), ("0.001", "1e\u22123", 1), ("1000", "1e-3", 0),
+    ("1000", "1,000", 1), ("1000", "1.000", 0), ("1", "1.000", 1), ("1", "1,000", 0), ("1000", "1 000", 0),
+    ("1234567.5", "1,234,567.5", 1), ("1234567", "1,234567", 0), ("1234", "1,23,4", 0), ("12", "1,2", 0),
+    ("1.2", "1,2", 0), ("123", "1,23", 0), ("1.5", "1,5", 0), ("15", "1,5", 0), ("15", "1,5.", 0), ("1", "1,0", 0),
+    ("10", "1,0", 0), ("1000", "1,,000", 0), ("1000.5", "1.000,5", 0), ("1234.5", "1,234.5,6", 0), ("123", "1,2,3", 0),
+    ("0.5", "1/2", 1), ("0.5", "-1/-2", 0), ("0.5", "1 / 2", 0), ("1.5", "1 1/2", 0), ("0.5", "1/0", 0), ("0.5", ".5", 1),
+    ("0.5", "50%", 0), ("2014", "2024-01-09", 0), ("1230", "12:30", 0), ("1e400", "1e400", 1), ("1", "1e9999", 0),
+    ("42", "42" + "0" * 99, 0),
 ]  # fmt: skip
 
 
@@ -160,12 +118,6 @@ def test_no_other_number_than_the_truth_counts(said: str, truth: Fraction) -> No
     assert score == 0.0 or read == truth
 
 
-@given(st.text())
-def test_any_text_scores_nought_or_one(text: str) -> None:
-    assert PLAIN.score(ExactAnswer("Paris"), text) in (0.0, 1.0)
-    assert PLAIN.score(NumericAnswer(Fraction(1), Fraction(0)), text) in (0.0, 1.0)
-
-
 @pytest.fixture(scope="module")
 def verifier() -> Verifier:
     return Verifier(needs_code=True, needs_maths=False)
@@ -193,23 +145,18 @@ def test_right_program_scores_one(verifier: Verifier, tests: Verification, text:
     ("tests", "text"),
     [
         (SUMS, "print(3)"),
-        (SUMS, "print(22)"),
         (SUMS, ""),
-        (SUMS, "not a program"),
         (SUMS, f"{GOOD_SUM}\nraise SystemExit(1)"),
         pytest.param(SUMS, f"{GOOD_SUM}\nwhile True: pass", marks=pytest.mark.slow),
         (ADDS, "def add(a, b):\n    return b + a"),
-        (ADDS, "def add(a, b):\n    return {a, b}"),
         (ADDS, "def other(a, b):\n    return a + b"),
         (ADDS, "import sys\nsys.exit(0)"),
         (ADDS, "import os\nos._exit(0)"),
         (ADDS, "class Yes:\n    def __eq__(self, other): return True\ndef add(a, b): return Yes()"),
         (ADDS, "def add(a, b):\n    return [a + b] if a == 1 else a + b"),
-        (ADDS, "import os\nos.write(1, b'3\\n' * 3)\nos._exit(0)"),
         (ADDS, "def add(a, b):\n    a = []\n    a.append(a)\n    return a"),
         (ADDS, "def add(a, b):\n    return eval('[' * 90 + ']' * 90)"),
         (ADDS, "import os\nos.write(1, b'[' * 100_000 + b'\\n3\\n')\nos._exit(0)"),
-        (ADDS, "import os\nos.write(1, b'9' * 5000 + b'\\n3\\n')\nos._exit(0)"),
     ],
 )
 def test_wrong_program_scores_nought(verifier: Verifier, tests: Verification, text: str) -> None:
@@ -302,11 +249,8 @@ PARSE, SAME = "def parse(text, **more): return [text]\n", "def verify(a, b, **mo
     ("program", "sentence"),
     [
         ("raise ImportError('Could not deserialize ATN with version 3.')", "ImportError: Could not deserialize ATN"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("def parse(text, **more): raise RuntimeError('the grammar is gone')", "cannot import name 'verify'"),
-        (PARSE + SAME + "True", "it does not distinguish 1/2 from 0.6"),
         (PARSE + SAME + "a == b", "it does not distinguish 1/2 from 0.6"),
-        ("import sys\nsys.exit(3)", "does not work"),
     ],
 )
 def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(

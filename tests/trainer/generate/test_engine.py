@@ -12,7 +12,7 @@ import torch
 from protocol.formats.model import ModelConfig
 from tests.trainer.generate.naive import CPU, FAMILIES, Written, parameters, requests, write
 from trainer.generate.engine import Engine
-from trainer.generate.generator import AT_ONCE, Completion, Request, Slots, complete
+from trainer.generate.generator import Completion, Request, Slots, complete
 from trainer.generate.sampling import shortfall
 from trainer.models.llama.model import Decoder
 
@@ -64,9 +64,7 @@ def check(got: Completion, request: Request, written: Written) -> None:
 @pytest.mark.slow
 @every_family
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize(
-    "slots, prefill_tokens, steps_at_once", [(5, 48, 1), (4, 7, 8), (1, 1024, 1), (12, 1024, 1), (12, 100, 3)]
-)
+@pytest.mark.parametrize("slots, prefill_tokens, steps_at_once", [(5, 48, 1), (4, 7, 8), (12, 100, 3)])
 def test_tokens_and_hidden_states_are_those_of_full_recomputation(
     family: str, temperature: float, slots: int, prefill_tokens: int, steps_at_once: int
 ) -> None:
@@ -94,16 +92,6 @@ def test_tokens_of_a_running_request_are_known_and_one_that_is_stopped_leaves_no
     check(completions(engine, [second])[second.id], second, other)
 
 
-def test_parameters_are_filled_in_blocks_while_nothing_runs() -> None:
-    (request, written), _ = naively("qwen2", 1.0)[:2]
-    engine = Engine(FAMILIES["qwen2"], CPU, Slots(1, LENGTH))
-    engine.fill(parameters(FAMILIES["qwen2"]).split(1000))
-    check(completions(engine, [request])[request.id], request, written)
-    engine.submit(request)
-    with pytest.raises(ValueError, match="no request waits or runs"):
-        engine.fill([])
-
-
 def test_requests_begin_when_a_slot_is_free_and_are_taken_when_there_is_room() -> None:
     taken: list[int] = []
 
@@ -129,27 +117,6 @@ def same_length(count: int, tokens: list[int]) -> list[Request]:
     return [Request(number, (1, 2, 3), number, tokens[number], ()) for number in range(count)]
 
 
-@pytest.mark.slow
-def test_last_sequences_move_together_so_that_no_row_is_computed_for_nobody() -> None:
-    lengths = [2, 2, 12, 4, 30, 2, 6, 30]
-    engine = loaded(8)
-    got = completions(engine, same_length(8, lengths))
-    assert [len(got[number].output) for number in range(8)] == lengths
-    assert engine.steps == max(lengths) - 1 and engine.row_steps == sum(lengths) - len(lengths)
-    for request in same_length(8, lengths):
-        assert got[request.id].output == write(CONFIG, FLAT, request).output
-
-
-def test_long_prompts_are_computed_between_the_steps_of_the_others() -> None:
-    engine = loaded(2, prefill=10)
-    short, long = Request(0, (5,), 1, 6, ()), Request(1, tuple(range(100)), 2, 3, ())
-    engine.submit(short)
-    engine.advance()
-    engine.submit(long)
-    ended = [[completion.id for completion in engine.advance()] for _ in range(14)]
-    assert ended == [[], [], [], [], [0], *[[]] * 6, [1], [], []]  # 99 tokens in 10 blocks, then 3 steps
-
-
 def test_a_prompt_that_nearly_fills_its_slot_is_computed_beside_one_that_has_just_begun() -> None:
     wanted = [Request(0, tuple(range(139)), 1, 2, ()), Request(1, tuple(range(100, 200)), 2, 5, ())]
     engine = loaded(2, prefill=60)
@@ -169,14 +136,6 @@ def test_weights_that_are_no_numbers_do_not_outlive_their_successor() -> None:
     engine.load(FLAT)
     for request in same_length(2, [9, 9]):
         assert completions(engine, [request])[request.id].output == write(CONFIG, FLAT, request).output
-
-
-def test_weights_are_needed_and_of_the_models_size() -> None:
-    engine = Engine(CONFIG, CPU, Slots(1, LENGTH))
-    with pytest.raises(ValueError, match="load some"):
-        engine.advance()
-    with pytest.raises(ValueError, match="parameters, not"):
-        engine.load(FLAT[1:])
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------
@@ -211,20 +170,6 @@ def test_replies_go_into_the_output_as_not_made_and_the_model_goes_on() -> None:
             assert hidden is not None
             torch.testing.assert_close(hidden, one.hidden, rtol=2**-7, atol=1e-4)
     assert max(expected_turns.values()) >= 3 and any(one.made.count(False) > 50 for one in written)
-
-
-def test_a_reply_without_room_for_a_token_after_it_ends_the_completion_without_it() -> None:
-    (request,) = requests(CONFIG, 1)
-    alone = write(CONFIG, FLAT, Request(0, request.prompt, request.key, 20, ()))
-    ends = (alone.output[4],)
-    first = alone.output.index(ends[0])
-    for reply_tokens, room in ((10, 10), (10, 11)):
-        engine = Engine(CONFIG, CPU, Slots(1, LENGTH), reply=lambda *_, said=(5,) * reply_tokens: said)  # type: ignore[misc]
-        engine.load(FLAT)
-        got = completions(engine, [Request(0, request.prompt, request.key, first + 1 + room, ends)])[0]
-        fits = reply_tokens < room
-        assert got.made.count(False) == (reply_tokens if fits else 0)
-        assert len(got.output) == first + 1 + (room if fits else 0)
 
 
 def test_what_was_completed_is_not_lost_when_the_environment_fails() -> None:
@@ -274,25 +219,6 @@ def test_the_prover_gets_the_hidden_states_of_the_output_and_its_proofs_come_in_
         torch.testing.assert_close(hidden, written.hidden, rtol=2**-7, atol=1e-4)
 
 
-def test_completions_are_proven_many_at_a_time() -> None:
-    batches: list[list[int]] = []
-
-    def prove_all(sequences: Sequence[torch.Tensor]) -> list[list[bytes]]:
-        batches.append([len(hidden) for hidden in sequences])
-        return [[bytes([len(hidden)])] for hidden in sequences]
-
-    engine = loaded(20, prove_all=prove_all)
-    lengths = [*[2] * 6, *[3] * (AT_ONCE - 5), 5, 25, 20]
-    for request in same_length(len(lengths), lengths):
-        engine.submit(request)
-    ended: list[list[Completion]] = []
-    while engine.busy:
-        ended.append(engine.advance())
-    assert [completion.proofs for step in ended for completion in step] == [bytes([n]) for batch in batches for n in batch]
-    assert batches == [[*[2] * 6, *[3] * (AT_ONCE - 5)], [5, 20, 25]]
-    assert [step for step, completions in enumerate(ended, 1) if completions] == [3, 25]
-
-
 @every_family
 def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(family: str) -> None:
     config: ModelConfig = FAMILIES[family]
@@ -324,10 +250,8 @@ def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(fami
     "request_, says",
     [
         (Request(4, (), 0, 5, ()), "request 4 needs a prompt"),
-        (Request(4, (1,), 0, 0, ()), "request 4 needs a prompt"),
         (Request(4, (1,) * 41, 0, 101, ()), r"142 tokens, but a sequence has at most 141"),
         (Request(4, (1, CONFIG.vocab), 0, 5, ()), "tokens outside the vocabulary"),
-        (Request(4, (1, -1), 0, 5, ()), "tokens outside the vocabulary"),
         (Request(4, (1,), 0, 5, tuple(range(9))), "9 end tokens, but at most 8 are allowed"),
     ],
 )

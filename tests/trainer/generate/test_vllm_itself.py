@@ -40,7 +40,7 @@ def test_batches_of_vllm_are_accepted_by_a_validator_over_two_versions(tmp_path:
     if python is None:
         return
     ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    command = [str(python), "-m", "tests.trainer.generate.vllm_batches"]
+    command = [str(python), "-m", "tests.trainer.generate.vllm_batches", "llama", "qwen3 with an adapter"]
     got = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, cwd=ROOT, env=ours)
     assert got.returncode == 0, got.stderr[-3000:]
     verdicts = json.loads(got.stdout.strip().splitlines()[-1])

@@ -1,8 +1,5 @@
 """The update: AdamW as torch has it, after clipping, on the flat vectors where they lie."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -38,13 +35,3 @@ def test_large_gradients_are_clipped_to_the_global_norm() -> None:
     optimiser.step(0.0)
     mean = optimiser.mean / (1 - INNER.beta1)
     assert float(mean.norm()) == pytest.approx(1.0, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_an_update_loads_no_compiler() -> None:
-    code = (
-        "import sys; from tests.trainer import small; from trainer.optim import AdamW;"
-        "from trainer.parameters import WholeParameters;"
-        "AdamW(WholeParameters(small.model()), small.config().inner).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.quantizer import QuantizedMatrix, quantize
+from kernels.quantizer import quantize
 from kernels.weight_format import WeightFormat
 from protocol.formats.adapter import BASE_PREFIX, AdapterConfig, adapter_layout, adapter_parameters
 from protocol.formats.model import ModelConfig, parameter_layout
@@ -22,7 +22,6 @@ from trainer.config import TrainingConfig
 from trainer.generate.choice import GeneratorName
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import AdaptedLinear, Decoder, FrozenBase
-from trainer.models.llama.prefetcher import HostMatrix, LayerPrefetcher
 from trainer.rl.learner import Learner
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutTasks, RolloutWorker
@@ -67,17 +66,6 @@ def quantised(base: FrozenBase) -> FrozenBase:
         matrices={name: quantize(each.float(), WeightFormat.INT4) for name, each in matrices.items()},
         scratch=scratch,
     )
-
-
-def copied(base: FrozenBase) -> FrozenBase:
-    """The same base, whose layers are copied to the device one after the other."""
-    layers = [dict[str, HostMatrix]() for _ in range(LLAMA.layers)]
-    for name, matrix in base.matrices.items():
-        _, _, layer, rest = name.split(".", 3)
-        assert isinstance(matrix, QuantizedMatrix)
-        layers[int(layer)][rest] = matrix
-    prefetcher = LayerPrefetcher(layers, CPU)
-    return replace(base, matrices=prefetcher.matrices, prefetcher=prefetcher)
 
 
 def worker(base: FrozenBase, values: np.ndarray, config: ModelConfig = LLAMA) -> RolloutWorker:
@@ -145,13 +133,6 @@ def test_rollouts_of_a_base_in_another_format_are_refused(tmp_path: Path) -> Non
     assert refused(author, worker(whole, values), path) > ROLLOUTS / 2
 
 
-def test_rollouts_are_verified_with_copied_layers(tmp_path: Path) -> None:
-    base, values, paths = quantised(frozen(LLAMA, torch.float32)), factors(LLAMA, 0.3), (tmp_path / "one", tmp_path / "two")
-    holding, copying = worker(base, values), worker(copied(base), values)
-    assert refused(holding, copying, paths[0]) == refused(copying, holding, paths[1]) == 0
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
 @pytest.mark.parametrize("making", PRECISIONS, ids=str)
 def test_factors_merged_into_a_bf16_model_are_within_the_tolerance_of_rounding(making: torch.dtype, tmp_path: Path) -> None:
     """So a peer can generate with them, and nobody finds it."""
@@ -195,13 +176,6 @@ def learnt_from(trainer: Worker, run: RolloutWorker, theta: np.ndarray, path: Pa
     return run.learn(task, Learner(run.config, trainer.work), theta, out, lambda *_: False)
 
 
-def test_a_base_has_the_same_values_in_every_precision(config: TrainingConfig) -> None:
-    exact, lower = (load_base(config, CPU, dtype).tensors for dtype in PRECISIONS)
-    assert all(torch.equal(exact[name], lower[name].float()) for name in exact)
-    published = torch.from_numpy(small.theta())
-    assert not torch.equal(published.bfloat16().float(), published)
-
-
 def test_a_version_learns_factors_alone_and_is_compared_with_the_base_without_a_file(
     config: TrainingConfig, tmp_path: Path
 ) -> None:
@@ -216,22 +190,6 @@ def test_a_version_learns_factors_alone_and_is_compared_with_the_base_without_a_
     assert not np.array_equal(moved, initial) and len(moved) == config.parameters < config.model.parameters
     assert all(torch.equal(base.tensors[name], each) for name, each in before.items())
     assert (learnt_from(trainer, run, factors(config.model, 0.5), tmp_path / "later").kl or 0.0) > 0.0
-
-
-def test_a_trainer_and_its_rollouts_have_one_base_unless_their_precisions_differ(
-    config: TrainingConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, loaded = load_base(config, CPU, torch.float32), list[torch.dtype]()
-
-    def load(config: TrainingConfig, device: torch.device, dtype: torch.dtype) -> FrozenBase:
-        loaded.append(dtype)
-        return load_base(config, device, dtype)
-
-    monkeypatch.setattr("trainer.rl.worker.load_base", load)
-    RolloutWorker.of(config, CPU, base=base)
-    assert not loaded
-    RolloutWorker.of(config, CPU, base=load_base(config, CPU, torch.bfloat16))
-    assert loaded == [torch.float32]
 
 
 def test_vllm_is_refused_for_weights_that_it_does_not_have(config: TrainingConfig) -> None:

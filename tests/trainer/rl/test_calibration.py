@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.calibration import LEAST, LEAST_CEILING, LEAST_RATE, LEAST_SHORTFALL, MARGIN, proposed, widest
+from benchmarks.calibration import LEAST, LEAST_CEILING, LEAST_RATE, LEAST_SHORTFALL, MARGIN, proposed
 from kernels.toploc import Mismatch, Thresholds
 from protocol.formats.rl import RlConfig
 from trainer.rl.verification import Measured, Tolerances
@@ -36,20 +36,7 @@ def test_the_rate_is_the_mean_of_all_tokens_per_near_tie_whatever_their_number()
     assert proposed([one, measured(total=0.0, density=300.0)]).rate == pytest.approx(2.5e-5)
 
 
-def test_proposals_for_several_devices_are_united_by_the_widest_of_each() -> None:
-    coarse = proposed([measured(Mismatch(4, 0.5, 1.0), shortfall=0.2, total=0.02)])
-    fine = proposed([measured(Mismatch(0, 2.0, 3.0))])
-    both = widest([fine, coarse])
-    assert (both.proofs.exponent_mismatches, both.proofs.mantissa_mean) == (6, 3.0)
-    assert (both.shortfall, both.ceiling, both.rate) == (coarse.shortfall, coarse.ceiling, coarse.rate)
-
-
 def test_a_device_that_is_beyond_the_usual_thresholds_is_told() -> None:
     for device in (measured(Mismatch(39, 0.0, 0.0)), measured(shortfall=1.1), measured(shortfall=math.inf)):
         with pytest.raises(ValueError, match="precision"):
             proposed([device])
-
-
-def test_what_is_proposed_is_what_a_run_file_says() -> None:
-    found = proposed([measured(Mismatch(4, 0.5, 1.0), shortfall=0.1, total=0.01)])
-    assert Tolerances.of(RlConfig(**found.fields())) == found

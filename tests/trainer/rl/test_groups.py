@@ -12,7 +12,6 @@ from trainer.rl.groups import (
     Group,
     Scored,
     advantages,
-    best_and_typical,
     grouped,
     informative,
     scored,
@@ -49,12 +48,6 @@ def test_equal_rewards_are_no_advantage_at_all(reward: float, size: int) -> None
     assert not group(*[reward] * size).is_informative
     groups = [group(*[reward] * size), group(1.0, 0.0)]
     assert informative(groups) == groups[1:]
-
-
-def test_the_best_and_a_typical_answer_are_the_first_of_the_highest_and_of_the_median_reward() -> None:
-    found = best_and_typical([group(0.0, 0.5), group(1.0, 0.25, 1.0)])
-    assert found is not None and [each.reward for each in found] == [1.0, 0.5] and found[0].rollout.copy == 0
-    assert best_and_typical([group(0.0, 0.0)]) is not None and best_and_typical([]) is None
 
 
 def test_rollouts_are_grouped_by_problem_in_the_order_of_copies() -> None:

@@ -193,20 +193,6 @@ def test_nothing_to_learn_from_is_no_step_and_no_difference() -> None:
     assert learner().learn(TASK, equal).reward == 1.0
 
 
-def test_statistics_of_what_came_in() -> None:
-    learnt = learner().learn(TASK, groups())
-    members = [member for group in groups() for member in group.members]
-    assert learnt.reward == pytest.approx(np.mean([member.reward for member in members]))
-    assert learnt.steps == 3 and 5 < learnt.entropy < np.log(256)
-
-
-def test_the_rate_rises_over_the_first_steps_of_the_run() -> None:
-    made = learner(warmup_steps=4, lr=1.0)
-    watched = Watched(made)
-    made.learn(LearnTask(order=0, first_step=2), groups())
-    assert watched.rates == [0.75, 1.0, 1.0]
-
-
 def test_moments_stay_from_version_to_version() -> None:
     made = learner()
     compute(made, groups())

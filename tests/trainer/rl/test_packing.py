@@ -57,13 +57,6 @@ def test_nothing_is_dropped_and_everything_is_in_its_place(rollouts: list[Rollou
     assert packed.counted_tokens == sum(sum(rollout.made) for rollout in rollouts)
 
 
-@pytest.mark.slow
-@given(batches())
-def test_no_two_rows_would_fit_into_one(rollouts: list[Rollout]) -> None:
-    used = (pack(rollouts, [0.0] * len(rollouts), ROW).documents != PADDING).sum(axis=1)
-    assert (used.min() > 0 and sum(sorted(used)[:2]) > ROW) or len(used) == 1
-
-
 def rollout(prompt: int, output: int) -> Rollout:
     return Rollout(3, 5, (1,) * prompt, (2,) * output, (True,) * output, b"")
 
@@ -74,12 +67,3 @@ def test_a_sequence_longer_than_a_row_is_an_error_before_anything_is_packed() ->
     assert pack([], [], ROW).tokens.shape == (0, ROW)
     with pytest.raises(ValueError, match="copy 5 of problem 3 has 42 tokens, and a row takes 41; make row_tokens larger"):
         pack([rollout(1, 1), rollout(2, ROW)], [0.0, 0.0], ROW)
-
-
-def test_places_that_no_row_uses_can_be_cut_off() -> None:
-    packed = pack([rollout(10, 20), rollout(20, 8)], [1.0, 2.0], ROW)
-    trimmed = packed.trimmed()
-    assert packed.tokens.shape == (2, ROW) and trimmed.tokens.shape == (2, 29)
-    assert (packed.documents[:, 29:] == PADDING).all()
-    assert np.array_equal(trimmed.targets, packed.targets[:, :29])
-    assert trimmed[1:2].documents[0].tolist() == [1] * 27 + [PADDING] * 2

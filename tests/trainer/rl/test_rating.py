@@ -52,38 +52,11 @@ def rates(prompts: Sequence[str], problems: Sequence[int], **sampling: int) -> t
     return {prompts[problem]: rate for problem, rate in rater.rates(environment, problems)}, environment
 
 
-def test_a_rate_is_the_mean_score_of_so_many_answers() -> None:
-    found, environment = rates(PROMPTS, range(len(PROMPTS)))
-    for prompt in PROMPTS:
-        scores = [worth for asked, worth in environment.asked if asked == prompt]
-        assert len(scores) == 4 and found[prompt] == sum(scores) / 4
-    assert len({*found.values()}) > 1, "answers differ"
-
-
 def test_a_rate_depends_neither_on_other_tasks_nor_on_how_many_are_answered_at_a_time() -> None:
     found, _ = rates(PROMPTS, range(len(PROMPTS)))
     turned = PROMPTS[::-1]
     alone, _ = rates(turned, [4, 1], slots=3)
     assert alone == {turned[4]: found[turned[4]], turned[1]: found[turned[1]]}
-
-
-class Asks(Halves):
-    """Asks once more, and likes conversations of two turns."""
-
-    max_turns = 2
-
-    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        return "and?" if len(turns) == 1 else None
-
-    def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        return float(len(turns) == 2)
-
-
-@pytest.mark.slow
-def test_an_environment_of_several_turns_has_its_word() -> None:
-    rater = Rater(CONFIG, WEIGHTS, ByteTokenizer(), Sampling(samples=16, max_tokens=400, slots=16), torch.device("cpu"))
-    ((_, rate),) = rater.rates(Asks(["a"]), [0])
-    assert rate > 0
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:

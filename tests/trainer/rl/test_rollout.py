@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from trainer.rl.rollout import (
     MAX_BYTES,
     MAX_COPY,
-    MAX_OUTPUT_TOKENS,
     MAX_PROBLEM,
-    MAX_PROMPT_TOKENS,
     MAX_PROOF_BYTES,
     MAX_TOKEN,
     Rollout,
@@ -117,13 +115,10 @@ GOOD = {"problem": 0, "copy": 0, "prompt": (1,), "output": (2, 3), "made": (True
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"problem": -1}, "problem is a number"),
         ({"problem": MAX_PROBLEM + 1}, "problem is a number"),
         ({"copy": MAX_COPY + 1}, "copy is a number"),
         ({"prompt": ()}, "prompt has 1 to"),
-        ({"prompt": (0,) * (MAX_PROMPT_TOKENS + 1)}, "prompt has 1 to"),
         ({"output": (), "made": ()}, "output has 1 to"),
-        ({"output": (0,) * (MAX_OUTPUT_TOKENS + 1)}, "output has 1 to"),
         ({"output": (2, -3)}, "tokens from 0 to"),
         ({"prompt": (MAX_TOKEN + 1,)}, "tokens from 0 to"),
         ({"made": (True,)}, "marks for 1 tokens, but its output has 2"),
@@ -133,15 +128,3 @@ GOOD = {"problem": 0, "copy": 0, "prompt": (1,), "output": (2, 3), "made": (True
 def test_what_is_out_of_bounds_is_no_rollout(change: dict[str, object], part: str) -> None:
     with pytest.raises(ValueError, match=part):
         Rollout(**(GOOD | change))  # type: ignore[arg-type]
-
-
-def test_the_longest_rollout_has_an_encoding() -> None:
-    longest = Rollout(
-        MAX_PROBLEM,
-        MAX_COPY,
-        (MAX_TOKEN,) * MAX_PROMPT_TOKENS,
-        (MAX_TOKEN,) * MAX_OUTPUT_TOKENS,
-        (True,) * MAX_OUTPUT_TOKENS,
-        bytes(MAX_PROOF_BYTES),
-    )
-    assert len(longest.encode()) == MAX_BYTES and Rollout.decode(longest.encode()) == longest

@@ -113,15 +113,6 @@ def test_figures_that_are_not_numbers_are_refused_for_all_devices(bad: float, pl
         assert is_refused(bounds(), choices([0.0] * 100, dense))
 
 
-def test_narrower_tolerances_refuse_what_wider_ones_do() -> None:
-    draw = random.Random(3)
-    for _ in range(300):
-        some = [draw.choice([0.0, 0.0, draw.uniform(0, 0.6)]) for _ in range(draw.randrange(1, 40))]
-        dense = [draw.random() for _ in some]
-        refused = [is_refused(bounds(USUAL.times(factor)), choices(some, dense)) for factor in (1 / 3, 1.0, 5 / 3)]
-        assert refused == sorted(refused, reverse=True), some
-
-
 def test_a_short_chunk_may_have_as_few_other_exponents_as_its_values_are_fewer() -> None:
     within = bounds()
     for values, most in ((128, 38), (64, 19), (16, 5), (2, 1)):
@@ -129,19 +120,6 @@ def test_a_short_chunk_may_have_as_few_other_exponents_as_its_values_are_fewer()
             measured = within.measured([Mismatch(count, 0.0, 0.0)], choices([0.0]))
             flaw = within.flaw(measured, choices([0.0]), [values], "")
             assert (flaw is not None) is (count > most), values
-
-
-def test_near_ties_are_as_frequent_as_their_density_says() -> None:
-    torch.manual_seed(5)
-    row = torch.randn(40) * 2
-    count, margin = 40_000, 0.05
-    keys, positions = torch.arange(count), torch.zeros(count, dtype=torch.int64)
-    logits = row.expand(count, 40)
-    best = choose(logits, keys, positions, 0.8)
-    without = logits.scatter(1, best[:, None], -math.inf)
-    second = choose(without, keys, positions, 0.8)
-    near = float((shortfall(logits, second, keys, positions, 0.8) < margin).float().mean())
-    assert near == pytest.approx(margin * float(near_ties(row[None], 0.8)[0]), rel=0.1)
 
 
 def test_the_mean_shortfall_of_noisy_logits_is_their_variance_times_the_density() -> None:
@@ -153,10 +131,3 @@ def test_the_mean_shortfall_of_noisy_logits_is_their_variance_times_the_density(
     chosen = choose(logits + error * torch.randn(count, 30), keys, positions, 1.0)
     mean = float(shortfall(logits, chosen, keys, positions, 1.0).mean())
     assert mean == pytest.approx(2 * error**2 / 4 * float(near_ties(row[None], 1.0)[0]), rel=0.15)
-
-
-def test_certain_tokens_have_no_near_ties_and_equal_ones_nearly_all() -> None:
-    rows = torch.stack([torch.tensor([50.0] + [0.0] * 99), torch.zeros(100), torch.full((100,), math.nan)])
-    certain, equal, unknown = near_ties(rows, 1.0).tolist()
-    assert certain == pytest.approx(0.0, abs=1e-6) and equal == pytest.approx(0.99) and unknown == 0.0
-    assert near_ties(rows[:1] * 0.02, 0.02)[0] == pytest.approx(certain, abs=1e-6)  # at the temperature of the run

@@ -125,7 +125,6 @@ def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environ
 LONG = RL.max_tokens + 1
 SPOILED: dict[str, tuple[RejectionReason, Callable[[Rollout], dict[str, Any]]]] = {
     "a problem that was not assigned": (RejectionReason.WRONG_PROMPT, lambda it: {"problem": 5}),
-    "another problem": (RejectionReason.WRONG_PROMPT, lambda it: {"problem": 7}),
     "a copy that was not assigned": (RejectionReason.WRONG_PROMPT, lambda it: {"copy": 3}),
     "another prompt": (RejectionReason.WRONG_PROMPT, lambda it: {"prompt": (*it.prompt[:-1], 33)}),
     "a truncated output": (
@@ -134,8 +133,6 @@ SPOILED: dict[str, tuple[RejectionReason, Callable[[Rollout], dict[str, Any]]]] 
     "a long output": (RejectionReason.MALFORMED, lambda it: {"output": (65,) * LONG, "made": (True,) * LONG}),
     "an unknown token": (RejectionReason.MALFORMED, lambda it: {"output": (*it.output[:-1], 256)}),
     "proofs cut short": (RejectionReason.MALFORMED, lambda it: {"proofs": it.proofs[:-1]}),
-    "more proofs": (RejectionReason.MALFORMED, lambda it: {"proofs": it.proofs + it.proofs[:66]}),
-    "no proofs": (RejectionReason.MALFORMED, lambda it: {"proofs": b""}),
     "no polynomial": (RejectionReason.MALFORMED, lambda it: {"proofs": b"\0\0" + it.proofs[2:]}),
     "proofs of another rollout": (
         RejectionReason.WRONG_COMPUTATION,

@@ -22,7 +22,6 @@ from trainer.config import SPARE_VERSIONS
 from trainer.environments.environment import Problem
 from trainer.environments.task_file import ExtendedEnvironment
 from trainer.generate.choice import GeneratorName
-from trainer.generate.vllm import NotReloaded
 from trainer.rl.learner import Learner
 from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, Tried, decode_batch, encode_batch
@@ -116,15 +115,6 @@ def test_the_newest_versions_are_kept_and_rollouts_are_judged_with_theirs(tmp_pa
         made.verify(replace(ASSIGNED, version=3), path)
 
 
-def test_a_version_given_again_replaces_the_one_before(tmp_path: Path) -> None:
-    made, path = worker(), tmp_path / "batch"
-    made.generate(ASSIGNED, path)
-    before = path.read_bytes()
-    made.keep_version(ASSIGNED.version, parameters(LLAMA, seed=9))
-    made.generate(ASSIGNED, path)
-    assert path.read_bytes() != before
-
-
 def test_a_peer_that_goes_back_to_another_branch_works_with_the_version_that_it_is_at(tmp_path: Path) -> None:
     """Versions of the branch that it left are later, and it may have gone back by more of them than are kept."""
     made, path, there = worker(), tmp_path / "batch", tmp_path / "there"
@@ -187,21 +177,6 @@ def test_a_generator_that_nobody_named_gives_way_to_the_built_in_one(
     maker.generate(assignment, tmp_path / "batch")
     assert [judged.reason for judged in worker(LLAMA, 1).verify(assignment, tmp_path / "batch")] == [None] * 3
     assert ("the built-in generator is used" in capsys.readouterr().err) == bool(stale)
-
-
-def test_a_generator_that_is_set_is_not_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    maker = with_vllm(monkeypatch, GeneratorName.VLLM, "lm_head.weight")
-    with pytest.raises(NotReloaded):
-        maker.generate(Assignment(b"run", 1, "peer", (4,), 3), tmp_path / "batch")
-
-
-def test_longer_sequences_get_another_engine_after_the_first_is_closed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    maker = with_vllm(monkeypatch, GeneratorName.VLLM)
-    for problem in (4, 999):  # whose prompt is longer
-        maker.generate(Assignment(b"run", 1, "peer", (problem,), 2), tmp_path / "batch")
-    assert len(vllm_stand_in.LLMEngine.alive) == 1
 
 
 # -- of a run ------------------------------------------------------------------------------------------------------------
@@ -290,22 +265,6 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
     tried = list[Tried]()
     learnt_from(run, trainer, tmp_path / "batch", tell=tried.extend)
     assert [(each[:2], each[3:]) for each in tried] == [((5, 3), (*found, 0)), ((9, 3), (*found, 0))]
-
-
-def test_a_kl_term_compares_with_the_file_that_the_task_names(tmp_path: Path) -> None:
-    """Weights far from the policy's make another contribution than the policy's own."""
-    trainer = trainer_of(SHORT.changed(kl_weight=10.0, drop_zero_advantage=False))
-    run, path = RolloutWorker.of(trainer.config, CPU), tmp_path / "batch"
-    run.keep_version(2, small.theta())
-    run.generate(SORTED, path)
-    made = []
-    for name, weights in (("own", small.theta()), ("other", -small.theta())):
-        (tmp_path / name).write_bytes((weights.view(np.uint32) >> 16).astype("<u2").tobytes())
-        made.append(learnt_from(run, trainer, path, str(tmp_path / name)))
-    assert made[1][0].loss > made[0][0].loss + 0.1, "a distance costs loss"
-    assert made[0][1] != made[1][1]
-    with pytest.raises(ValueError, match="no reference weights"):
-        learnt_from(run, trainer, path)
 
 
 def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothing(

@@ -66,18 +66,6 @@ def test_a_job_is_held_while_paused_and_when_it_is_abandoned() -> None:
         box.wait_while_paused(job)
 
 
-def test_only_what_is_named_is_abandoned() -> None:
-    box = inbox("compute", "evaluate")
-    job = running(box)
-    box.take({"do": "abandon", "id": 2})
-    assert box.evaluation is None and not job.abandon
-    box.take({"do": "evaluate", "id": 3})
-    box.take({"do": "abandon", "id": 1})
-    assert job.abandon and box.evaluation is not None
-    with pytest.raises(Abandoned):
-        box.wait_while_paused(job)
-
-
 def test_messages_come_out_whole_however_they_are_cut() -> None:
     sent: list[dict[str, Any]] = [{"do": "pause"}, {"do": "compute", "id": 3, "task": {"round": 1}}]
     data, buffer = b"".join(frames.pack(message) for message in sent), bytearray()

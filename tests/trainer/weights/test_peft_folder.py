@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,83 +94,32 @@ def test_an_adapter_comes_back_exactly(name: str, adapter: AdapterConfig, block:
     assert back(found).tobytes() == factors_of(CONFIGS[name], adapter).tobytes()
 
 
-def test_bf16_comes_back_as_torch_rounds(tmp_path: Path) -> None:
-    rounded = torch.from_numpy(factors_of(MODEL, ADAPTER)).bfloat16().float().numpy()
-    assert np.array_equal(back(PeftFolder(write(tmp_path, form=ExportFormat.BF16), MODEL)), rounded)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_files_of_the_library_are_read_and_written_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs") / "adapter_model.safetensors"
-    tensors = {name: tensor.to(dtype) for name, tensor in sorted(safetensors.torch.load_file(theirs).items())}
-    safetensors.torch.save_file(tensors, theirs)
-    folder = PeftFolder(tmp_path / "theirs", MODEL)
-    (tmp_path / "ours").mkdir()
-    form = ExportFormat.BF16 if dtype is torch.bfloat16 else ExportFormat.FP32  # of which fp16 is a subset
-    write_peft_folder(tmp_path / "ours", MODEL, folder.adapter, folder.values(), form, base_name="base")
-    ours = safetensors.torch.load_file(tmp_path / "ours" / "adapter_model.safetensors")
-    assert set(ours) == set(tensors)
-    assert all(torch.equal(ours[name].to(dtype), tensor) for name, tensor in tensors.items())
-
-
 @pytest.mark.parametrize(
     ("fields", "adapter"),
     [
         ({"target_modules": "all-linear"}, ADAPTER),
         ({"target_modules": [f"self_attn.{name}" for name in ATTENTION] + MLP}, ADAPTER),
-        (
-            {"target_modules": [*MLP, *(f"model.layers.{n}.self_attn.{name}" for n in range(2) for name in ATTENTION)]},
-            ADAPTER,
-        ),
         ({"use_rslora": True}, AdapterConfig(rank=4, alpha=32.0)),
-        ({"lora_alpha": 2.5}, AdapterConfig(rank=4, alpha=2.5)),
         ({"init_lora_weights": "gaussian", "lora_dropout": 0.1, "peft_version": "0.21.2", "loftq_config": {}}, ADAPTER),
-        ({"bias": None, "rank_pattern": None, "modules_to_save": [], "merge_weights": False, "enable_lora": None}, ADAPTER),
-        ({"auto_mapping": {"base_model_class": "Qwen2ForCausalLM"}, "base_model_name_or_path": None}, ADAPTER),
     ],
 )
 def test_fields_that_leave_plain_lora_are_read(fields: dict[str, Any], adapter: AdapterConfig, tmp_path: Path) -> None:
     assert PeftFolder(write(tmp_path, **fields), MODEL).adapter == adapter
 
 
-def test_the_scale_of_rslora_is_alpha_over_the_root_of_the_rank(tmp_path: Path) -> None:
-    adapter = AdapterConfig(rank=8, alpha=16.0)
-    found = PeftFolder(write(tmp_path, adapter=adapter, use_rslora=True), MODEL)
-    assert found.adapter.scale == pytest.approx(16 / math.sqrt(8), rel=1e-15)
-
-
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA', and a run's adapter has only 'LORA'"),
-        ({"task_type": "SEQ_CLS"}, "task_type is 'SEQ_CLS'"),
         ({"use_dora": True}, "use_dora is True, and a run's adapter has only False; merge it into its base (PEFT: merge_"),
-        ({"bias": "all"}, "bias is 'all', and a run's adapter has only 'none'"),
-        ({"lora_bias": True}, "lora_bias is True"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is {'q_proj': 8}"),
-        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern is {'q_proj': 8}"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']"),
-        ({"layers_to_transform": 0}, "layers_to_transform is 0, and a run's adapter has only None"),
-        ({"exclude_modules": ["up_proj"]}, "exclude_modules is ['up_proj']"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices is [1]"),
-        ({"kasa_config": {}}, "kasa_config is {}"),
         ({"use_of_next_year": 0}, "has a field 'use_of_next_year', which plain LoRA does not have"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', so the adapter belongs to a"),
         ({"use_rslora": 2}, "use_rslora is 2, but must be true or false; copy the file again"),
-        ({"r": 257}, "rank is 257; it must be at most 256"),
-        ({"r": 4.0}, "rank is 4.0; it must be a whole number"),
-        ({"lora_alpha": 0}, "alpha is 0; it must be more than 0"),
         ({"lora_alpha": 10**400}, "alpha is 1000"),
-        ({"lora_alpha": 4096, "use_rslora": True}, "alpha is 8192.0; it must be at most 4096"),
-        ({"target_modules": ["q_proj", "v_proj"]}, "target_modules is ['q_proj', 'v_proj'], and a run's adapter has"),
         ({"target_modules": [f"layers.0.{name}" for name in ATTENTION]}, "target_modules names 'layers.0.k_proj'"),
-        ({"target_modules": [f"layers.0.self_attn.{name}" for name in ATTENTION]}, "each in all layers; merge it"),
-        ({"target_modules": [*ATTENTION, *MLP, "lm_head"]}, "target_modules names 'lm_head', and a run's adapter"),
         ({"target_modules": ["embed_tokens"]}, "target_modules names 'embed_tokens'"),
-        ({"target_modules": []}, "target_modules is []"),
         ({"target_modules": ".*_proj"}, "target_modules is '.*_proj', but must be a list of modules' names"),
-        ({"target_modules": [1]}, "target_modules is [1], but must be a list of modules' names"),
         ({"r": 8}, "q_proj.lora_A.weight has the shape [4, 64], but adapter_config.json and the base give [8, 64]"),
         ({"target_modules": ATTENTION}, "has a tensor base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, which"),
     ],
@@ -188,9 +136,7 @@ def test_a_config_beyond_plain_lora_is_refused(fields: dict[str, Any], part: str
         ({FIRST: None}, f"has no tensor {FIRST}, which adapter_config.json and the base require; copy the folder again"),
         ({FIRST: torch.ones(4, 63)}, "has the shape [4, 63]"),
         ({FIRST: torch.full((4, 64), math.inf)}, "self_attn.q_proj.lora_A.weight contains NaN or infinite values; use"),
-        ({FIRST: torch.ones(4, 64, dtype=torch.float64)}, "format 'F64'"),
         ({FIRST.replace("lora_A", "lora_magnitude_vector"): torch.ones(64)}, "lora_magnitude_vector.weight, which a run's"),
-        ({"base_model.model.lm_head.weight": torch.ones(300, 64)}, "has a tensor base_model.model.lm_head.weight, which"),
     ],
 )  # fmt: skip
 def test_tensors_that_are_not_the_adapters_are_refused(change: dict[str, Any], part: str, tmp_path: Path) -> None:
@@ -206,9 +152,7 @@ def test_tensors_that_are_not_the_adapters_are_refused(change: dict[str, Any], p
     ("changes", "part"),
     [
         ({"layers": 3}, "has no tensor base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight"),
-        ({"layers": 1}, "has a tensor base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"),
         ({"kv_heads": 2}, "k_proj.lora_B.weight has the shape [16, 4], but adapter_config.json and the base give [32, 4]"),
-        ({"dim": 128}, "q_proj.lora_A.weight has the shape [4, 64], but adapter_config.json and the base give [4, 128]"),
     ],
 )  # fmt: skip
 def test_an_adapter_of_another_base_is_refused_with_its_own_bases_name(
@@ -281,22 +225,3 @@ def test_a_merged_folder_has_the_sum_in_one_rounding(name: str, form: ExportForm
     merged = WeightsFolder(tmp_path / "merged")
     assert merged.config == base.config
     assert np.array_equal(np.concatenate(list(merged.values())), expected.numpy())
-
-
-def test_factors_are_taken_one_projection_at_a_time(tmp_path: Path) -> None:
-    base, factors, taken = base_folder(tmp_path / "base", MODEL, ExportFormat.FP32), factors_of(MODEL, ADAPTER), 0
-
-    def told() -> Iterator[F32]:
-        nonlocal taken
-        for place in adapter_layout(MODEL, ADAPTER):
-            taken += 1
-            yield factors[place.offset :][: place.count]
-
-    seen = {}
-    blocks = merged_blocks(base, ADAPTER, told())
-    for place in parameter_layout(MODEL):
-        assert len(next(blocks)) == place.count
-        seen[place.name] = taken
-    assert seen["model.embed_tokens.weight"] == 0
-    assert seen["model.layers.0.self_attn.q_proj.weight"] == seen["model.layers.0.self_attn.q_proj.bias"] == 2
-    assert seen["model.layers.1.mlp.down_proj.weight"] == taken == 28

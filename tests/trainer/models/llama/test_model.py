@@ -28,7 +28,7 @@ def test_a_token_does_not_change_what_comes_before_it() -> None:
     assert (one - other).abs().max() > 1e-5, "the order of the past matters"
 
 
-@pytest.mark.parametrize("recomputed", [1, 2, 99])
+@pytest.mark.parametrize("recomputed", [1, 99])
 def test_gradients_are_the_same_bits_if_layers_are_computed_again(recomputed: int) -> None:
     tokens, found = torch.arange(24).view(2, 12), []
     documents = Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU)
@@ -62,17 +62,16 @@ import numpy as np, torch
 from tests.trainer import small
 from trainer.models.llama.model import Documents
 tokens = torch.arange(24).view(2, 12)
-for documents in (None, Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU)):
-    for recomputed in (0, 1):
-        found = []
-        for compiles in (False, True):
-            model = small.model()
-            model.recomputed = recomputed
-            if compiles:
-                model.compile_layers()
-            model(tokens, documents).square().sum().backward()
-            found.append(model.gradient)
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+for recomputed, documents in ((0, None), (1, Documents.of(np.arange(24).reshape(2, 12) // 5, small.CPU))):
+    found = []
+    for compiles in (False, True):
+        model = small.model()
+        model.recomputed = recomputed
+        if compiles:
+            model.compile_layers()
+        model(tokens, documents).square().sum().backward()
+        found.append(model.gradient)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 """
     temp, folder = tmp_path / "temp", tmp_path / "compiled"
     temp.mkdir()
