@@ -77,7 +77,10 @@ def test_the_next_process_goes_on_where_the_last_one_stopped(tmp_path: Path) -> 
     [
         b"",
         b"{",
+        b"[]",
+        b"null",
         b'{"form":2}',
+        b'{"form":1}',
         b'{"form":1,"rounds":[]}',
         b'{"form":1,"rounds":[[1,2,3.0,null,null]]}',
         b'{"form":1,"rounds":[[1,2,3.0,{},null]],"progress":[1,2],"total":1,"ledger":{},"tip":""}',
@@ -106,6 +109,15 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, name: str, make: Callable[[
     history = RunHistory(RUN, tmp_path)
     history.read()
     assert len(history.rounds) == 2 and history.names == {} == history.held_out
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    replica = a_replica(RUN, tmp_path)
+    grow(replica, 1, [ANN])
+    replica.state.close()
+    (tmp_path / f".{FILE_NAME}.abc.new").write_text("{")
+    kept(tmp_path)
+    assert [path.name for path in tmp_path.glob("*history*")] == [FILE_NAME]
 
 
 def places(found: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
@@ -256,3 +268,9 @@ def test_a_curve_has_the_mean_and_the_extremes_of_some_rounds_and_ends_with_the_
         (4, 400, 2.0, 1.0, 3.0),
         (5, 500, 5.0, 5.0, 5.0),
     ]
+
+
+def test_rounds_without_a_finite_value_are_left_out() -> None:
+    points = curve(rounds_of(float("nan"), float("inf"), 3.0), lambda each: each.loss, 3)
+    assert [each.rounds for each in points] == [3]
+    assert curve(rounds_of(1.0), lambda each: each.reward, 3) == []

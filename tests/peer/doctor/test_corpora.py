@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from peer.doctor import corpora as doctor
 from peer.doctor.checks import Check, CheckResult
 from peer.doctor.corpora import CorporaHere, ask_mirrors, ask_peers, block_cache, blocks_here, find_corpora, own_data
 from peer.paths import BLOCKS
@@ -20,6 +22,7 @@ from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest
 from protocol.sync.fetchers import file_section
+from protocol.transport.interface import Refused
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from tests.protocol.corpora import web
@@ -70,6 +73,24 @@ def test_blocks_here_are_counted_in_the_cache_and_in_corpora_in_place(tmp_path: 
     CORPUS.write(tmp_path / "built")
     whole = found(tmp_path / "run", Preferences(corpus=(str(tmp_path / "built"),)))
     assert whole.missing is None and whole.here_bytes == whole.whole_bytes
+
+
+def test_only_blocks_that_are_in_the_cache_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, seen = joined(tmp_path / "run"), list[Path]()
+
+    def size_of(path: Path) -> int:
+        seen.append(path)
+        return path.stat().st_size
+
+    monkeypatch.setattr(doctor, "size_of", size_of)
+    assert found(folder).here_bytes == 8192
+    assert [path.name for path in seen] == ["0"]
+
+
+def test_before_a_peer_has_joined_nothing_is_known_and_nothing_is_wrong(tmp_path: Path) -> None:
+    assert find_corpora(a_run(), tmp_path, Preferences()) is None
+    check = blocks_here(None)
+    assert check.verdict is CheckResult.UNKNOWN and "when it joins" in check.remedy
 
 
 def test_too_little_space_for_blocks_is_a_warning_with_a_remedy(tmp_path: Path) -> None:
@@ -125,6 +146,25 @@ def test_peers_are_asked_who_has_a_missing_block(tmp_path: Path) -> None:
     assert [check.verdict for check in checks] == [CheckResult.OK, CheckResult.WARN]
     assert checks[0].value == "1 of 1 peer can give block 1 of source0"
     assert checks[1].value.startswith("none of 1 peer") and "a peer that has the corpus" in checks[1].remedy
+
+
+def test_nonsense_in_a_peer_s_answer_counts_as_no_block(tmp_path: Path) -> None:
+    class Network:
+        def connected(self) -> list[Any]:
+            return [ME]
+
+        async def request(self, *args: Any, **options: Any) -> bytes:
+            await trio.lowlevel.checkpoint()
+            return b"\xff"
+
+    class Closed(Network):
+        async def request(self, *args: Any, **options: Any) -> bytes:
+            await trio.lowlevel.checkpoint()
+            raise Refused("this peer does not have that blob")
+
+    for network in (Network(), Closed()):
+        check = trio.run(ask_peers, found(joined(tmp_path / type(network).__name__)), network)
+        assert check.verdict is CheckResult.WARN
 
 
 def test_the_own_data_of_a_member_have_to_be_there(tmp_path: Path) -> None:

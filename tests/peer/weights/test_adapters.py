@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,30 @@ def test_a_run_that_goes_on_with_an_adapter_begins_with_exactly_its_factors(tmp_
     assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
 
 
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (RUN + "rank = 8\n", "adapter.rank is 8, but the adapter in .*old has 4; remove rank"),
+        (RUN + 'alpha = 16\ntargets = "all"\n', "adapter.targets is 'all', but .* has 'attention'"),
+        (RUN.replace('[model]\nfrom = "base"\n', ""), r"needs the weights of its base; add \[model\] from"),
+        (RUN.replace('"old"', "3"), r"\[adapter\] from must be the path of a folder"),
+        (RUN.replace('"old"', '"nothing"'), "adapter_config.json"),
+    ],
+)
+def test_a_section_that_does_not_fit_its_adapter_is_refused_with_a_sentence(text: str, part: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "base")
+    write_adapter(tmp_path / "old")
+    with pytest.raises((RunFileError, PeerError), match=part):
+        create_run(write_run(tmp_path, text), tmp_path / "data")
+
+
+def test_an_adapter_of_another_base_is_refused_with_the_name_of_its_own(tmp_path: Path) -> None:
+    write_model(tmp_path / "base")
+    write_adapter(tmp_path / "old", MODEL.changed(ffn=2 * MODEL.ffn, kv_heads=MODEL.heads))
+    with pytest.raises(PeerError, match="use the adapter's own base .'someone/other'"):
+        create_run(write_run(tmp_path), tmp_path / "data")
+
+
 def test_factors_that_change_after_they_were_hashed_begin_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "base")
     write_adapter(tmp_path / "old")
@@ -88,6 +113,14 @@ def test_factors_that_change_after_they_were_hashed_begin_nothing(tmp_path: Path
     monkeypatch.setattr("peer.weights.brought.Brought.check", change)  # it is called between the two readings
     with pytest.raises(PeerError, match="old has changed while it was read"):
         create_run(write_run(tmp_path), tmp_path / "data")
+
+
+def test_a_mixture_of_experts_is_no_base(tmp_path: Path) -> None:
+    write_model(tmp_path / "base")
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "qwen3_moe", "num_experts": 8}))
+    with pytest.raises(PeerError, match="model_type is .qwen3_moe., and a run trains"):
+        create_run(write_run(tmp_path, RUN.replace('from = "old"\n', "")), tmp_path / "data")
 
 
 def test_tokens_that_the_base_does_not_have_are_refused(tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def test_a_missing_block_is_named_and_read_once_it_is_there(tmp_path: Path) -> N
     assert read.rows([1]).tokens_bt[0].tolist() == documents(1, 200)[50:101].tolist()
 
 
+def cleared(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 def flipped(path: Path) -> None:
     """In the second block, or in its hash."""
     raw = bytearray(path.read_bytes())
@@ -110,7 +114,7 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [flipped, a_folder, Path.unlink, pipe, link_out])
+@pytest.mark.parametrize("damage", [cleared, flipped, a_folder, Path.unlink, pipe, link_out])
 @pytest.mark.parametrize("damaged", ["block", "hashes"])
 @pytest.mark.parametrize("place", ["cache", "folder"])
 def test_a_damaged_block_is_missing_until_it_is_right(
@@ -158,6 +162,14 @@ def test_held_out_windows_of_each_source_follow_each_other(tmp_path: Path) -> No
     assert rows.sources_b is not None and rows.sources_b.tolist() == [0, 0, 2, 2, 2]
     assert rows.tokens_bt[4].tolist() == documents(1002, 130)[79:].tolist()
     assert read.held_out_windows == 5 and read.names == ("web", "none", "code")
+
+
+def test_joined_rows_are_one_document(tmp_path: Path) -> None:
+    folder = opened(two_sources(tmp_path, Shape()))
+    joined, masked = (reading(folder, layout) for layout in (DocumentLayout.JOINED, DocumentLayout.MASKED))
+    assert joined.rows([0]).documents_bt is None
+    assert masked.rows([0]).tokens_bt.tobytes() == joined.rows([0]).tokens_bt.tobytes()
+    assert joined.digest != masked.digest
 
 
 def rows_of(seed: int, rows: int, row_tokens: int) -> Stream:
@@ -208,6 +220,21 @@ def test_sources_that_cannot_be_read_are_refused_with_a_sentence(
     folder = opened(two_sources(tmp_path, Shape()))
     with pytest.raises(ValueError, match=sentence):
         reading(folder, **change)
+
+
+def test_chats_of_another_length_than_the_runs_are_refused(tmp_path: Path) -> None:
+    shape = Shape(CorpusKind.CHAT, row_tokens=8, block_tokens=16)
+    folder = write_corpus(tmp_path, shape, {"web": (rows_of(1, 9, 8), rows_of(2, 3, 8))})
+    with pytest.raises(ValueError, match="rows of 7 predicted tokens, but data.sequence_length is 8"):
+        reading(opened(folder), sources=["web"], weights=(1,), length=8)
+
+
+def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path, Shape(vocab=100), {"web": texts(1, 300, 200)})
+    with pytest.raises(
+        ValueError, match="a token 2.., and its vocabulary has 100, .*check them with `peer data verify FOLDER`"
+    ):
+        reading(opened(folder), sources=["web"], weights=(1,)).rows([0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,14 @@ def test_batch_has_the_tokens_or_the_error_of_each_text(texts: list[str], file: 
                 assert found.dtype == tokenizer.dtype and found.tolist() == tokens
 
 
+def test_batch_refuses_text_that_a_vocabulary_turns_into_an_end_token(file: Path) -> None:
+    ordinary = TokenizerFile(file, ENDS).encode("ab")
+    tokenizer = TokenizerFile(file, ordinary)
+    first, second, third = tokenizer.encode_batch(["a", "abb", "b"])
+    assert isinstance(second, UnreadableText) and second.flaw == "contains a token that ends a turn"
+    assert not isinstance(first, UnreadableText) and not isinstance(third, UnreadableText)
+
+
 def test_nobody_writes_an_end_token_into_a_text(file: Path) -> None:
     tokenizer = TokenizerFile(file, ENDS)
     tokens = tokenizer.encode(f"a{END}b")

@@ -59,31 +59,47 @@ def test_info_may_be_a_text_in_json_and_four_fields_are_enough() -> None:
     assert [read_task(line(solve_rate=rate, samples=8)).solve_rate for rate in (0, 0.125, 1)] == [0, 0.125, 1]
 
 
+def test_solution_is_the_gold_standard_or_the_answer() -> None:
+    assert read_task(line(gold_standard_solution="By thinking: Paris")).solution == "By thinking: Paris"
+    assert read_task(line(gold_standard_solution="")).solution == "Paris"
+    assert read_task(line("numeric_answer")).solution == "7/2"
+    assert read_task(line("verifiable_code")).solution is None
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (line(task_type=...), "has no task_type"),
         (line(problem_id=""), "problem_id is empty"),
+        (line(problem_id=1.5), "problem_id is not text"),
         (line(problem_id=True), "problem_id is not text"),
         (line(solutions=1), "the line has the unknown field 'solutions'"),
+        (line(prompt=""), "prompt is empty"),
         (line(prompt=3), "prompt is not text"),
+        (line(prompt="x" * 70_000), "prompt is longer than 65536 bytes"),
         (line(prompt="a\0b"), "prompt contains the NUL character"),
         (line(prompt="\ud800"), "half a character"),
+        (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is not one of exact_answer, numeric_answer"),
         (line(verification_info=[]), "verification_info is not a JSON object"),
         (line(verification_info="{'ground_truth': 'python'}"), "it is not JSON"),
         (line(verification_info={"ground_truth": "x", "hint": "y"}), "unknown field 'hint'"),
         (line("numeric_answer", verification_info={"ground_truth": "seven"}), "ground_truth is not a number"),
+        (line("numeric_answer", verification_info={"ground_truth": True}), "ground_truth is not a number"),
         (line("numeric_answer", verification_info={"ground_truth": "1e999999999"}), "ground_truth is not a number"),
+        (line("numeric_answer", verification_info={"ground_truth": 1, "tolerance": -1}), "tolerance is negative"),
         (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "language is not 'python'"),
         (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
         *((line(solve_rate=rate), "solve_rate is not a number from 0 to 1") for rate in (1.01, -0.1, True, "0.5", [0.5])),
         *((line(solve_rate=0.5, samples=many), "samples is not a whole number") for many in (0, 8.0, True, 10**30)),
+        (line(samples=8), "samples is given without solve_rate"),
+        (line().replace(b'"problem_id"', b'"solve_rate": 1e400, "problem_id"'), "solve_rate is not a number"),
         (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' appears twice"),
         (b'{"prompt": NaN}', "NaN is not a number in JSON"),
         (b'{"prompt": ', "it is not JSON .Expecting value at column 12."),
         (b"[]", "the line is not a JSON object"),
         (b"\xff", "it is not UTF-8 text at byte 1"),
         (b"[" * 100_000, "nested too deeply"),
+        (b" " * 1_100_000 + b"{}", "longer than 1024 KiB"),
     ],
 )
 def test_what_is_wrong_is_said(text: bytes, sentence: str) -> None:
@@ -96,7 +112,10 @@ def test_what_is_wrong_is_said(text: bytes, sentence: str) -> None:
     [
         ({"type": "file"}, "neither stdin_stdout nor function_call"),
         ({"type": "stdin_stdout", "input": "", "output": 1}, "output is not text"),
+        ({"type": "stdin_stdout", "input": ""}, "has no output"),
+        ({"type": "function_call", "fn_name": "a b", "input": [], "output": 1}, "not the name of a function"),
         ({"type": "function_call", "fn_name": "\U0001df25", "input": [], "output": 1}, "not the name of a function"),
+        ({"type": "function_call", "fn_name": "f", "input": 1, "output": 1}, "not a list of arguments"),
         ({"type": "function_call", "fn_name": "f", "input": ["x" * 300_000], "output": 1}, "longer than 256 KiB"),
         ("case", "test case 2 is not a JSON object"),
         (CALLS["test_cases"][0], "mixes stdin_stdout and function_call"),
@@ -199,6 +218,21 @@ JSON = st.recursive(
 @given(st.sampled_from(list(KINDS)), st.sampled_from([*record(), "solve_rate", "samples", "other"]), JSON)
 def test_any_value_in_any_field_is_read_or_refused(kind: str, field: str, value: Any) -> None:
     read_or_refuse(line(kind, **{field: value}))
+
+
+CASE = st.fixed_dictionaries(
+    {"type": st.sampled_from(["stdin_stdout", "function_call"]), "input": JSON, "output": JSON, "fn_name": st.just("f")}
+)
+
+
+@pytest.mark.slow
+@given(
+    st.sampled_from(list(KINDS)),
+    st.sampled_from(["ground_truth", "tolerance", "language", "test_cases"]),
+    JSON | st.lists(CASE),
+)
+def test_any_value_in_the_info_is_read_or_refused(kind: str, field: str, value: Any) -> None:
+    read_or_refuse(line(kind, verification_info=KINDS[kind] | {field: value}))
 
 
 @pytest.mark.parametrize(

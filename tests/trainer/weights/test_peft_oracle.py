@@ -24,14 +24,14 @@ from trainer.models.llama.model import Decoder, FrozenBase
 from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import merged_blocks
 from trainer.weights.peft_folder import PeftFolder, write_peft_folder
-from trainer.weights.safetensors_file import ExportFormat
+from trainer.weights.safetensors_file import ExportFormat, FolderError
 
 transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
 peft: Any = pytest.importorskip("peft", reason="install the extra: pip install -e '.[oracle]'")
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ["llama3, tied", "qwen2", "qwen3"]
+FAMILIES = ["llama3", "llama3, tied", "qwen2", "qwen2, tied", "qwen3", "qwen3, tied"]
 ADAPTERS = {
     "all": AdapterConfig(rank=8, alpha=4.0),
     "attention": AdapterConfig(rank=4, alpha=6.5, targets="attention"),
@@ -197,3 +197,28 @@ def test_a_folder_that_peft_saved_is_read_and_written_bit_for_bit(
     one, other = (safetensors.torch.load_file(tmp_path / each / "adapter_model.safetensors") for each in ("ours", "theirs"))
     assert set(one) == set(other)
     assert all(one[name].dtype is other[name].dtype and torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "lora_only"}, "bias is 'lora_only'"),
+        ({"lora_bias": True, "target_modules": ["q_proj", "k_proj", "v_proj"]}, "lora_bias is True"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is {'q_proj': 2}"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is {'q_proj': 2}"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']"),
+        ({"layers_to_transform": [0, 2], "target_modules": ["q_proj"]}, "layers_to_transform is [0, 2]"),
+        ({"target_modules": ["q_proj", "v_proj"]}, "target_modules is ['q_proj', 'v_proj']"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "target_modules names 'embed_tokens'"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices is [1, 2]"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+    ],
+)
+def test_a_folder_that_peft_saved_beyond_plain_lora_is_refused(options: dict[str, Any], part: str, tmp_path: Path) -> None:
+    config = CONFIGS["qwen2"]
+    trained(base_of(tmp_path / "base", config), torch.float32, **options).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(FolderError) as caught:
+        PeftFolder(tmp_path / "theirs", config)
+    assert part in str(caught.value) and "; " in str(caught.value)
