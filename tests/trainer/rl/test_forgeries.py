@@ -25,17 +25,24 @@ PRECISIONS = (torch.float32, torch.bfloat16)
 
 WRITTEN = {
     "at the start": ("\nAnswer: 42", 0),
+    "after the first token": ("\nAnswer: 42", 1),
     "in the middle": ("\nAnswer: 42", LENGTH // 2),
+    "at a chunk's end": ("\nAnswer: 42", 123),
     "at the end": ("\nAnswer: 42", LENGTH - 11),
+    "a word at the end": (" yes", LENGTH - 4),
     "a digit near the end": ("7", LENGTH - 30),
+    "two digits near the end": ("42", LENGTH - 14),
     "the box of an answer": ("\\boxed{42}", LENGTH - 40),
+    "a line": ("\n#### 42\n", LENGTH - 100),
     "a sentence in the middle": ("Therefore the answer is 42, and nothing else.", LENGTH // 3),
 }
 
 
 CHOICES: dict[str, Callable[[int], Choice]] = {
+    "steered within 0.5": lambda first: Steered(0.5),
     "steered within 0.2": lambda first: Steered(0.2),
     "temperature 0.9": lambda first: at_temperature(0.9),
+    "temperature 1.1": lambda first: at_temperature(1.1),
     "top-p 0.95": lambda first: top_p(0.95),
 }
 
