@@ -27,8 +27,8 @@ from trainer.worker import Task, Worker
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = small.MODEL | {"dim": 64, "layers": 2, "ffn": 160}
-STEPS, ROUNDS = 8, 48
-"""Inner steps of a round, and rounds of the first stage: 8 of warm-up, and 24 of cooldown."""
+STEPS, ROUNDS = 8, 96
+"""Inner steps of a round, and rounds of a stage: 16 of warm-up, and 48 of cooldown."""
 UNLIMITED = RoundLimits()
 
 
@@ -57,7 +57,7 @@ class Training:
         corpus = write_corpus(folder / "corpus", Shape(), {"prose": stream(prose, 60_000), "code": stream(code, 60_000)})
         self.sections = small.SECTIONS | {
             "model": MODEL,
-            "inner": small.SECTIONS["inner"] | {"lr": 3e-3, "warmup_steps": 8 * STEPS, "cooldown": 0.5},
+            "inner": small.SECTIONS["inner"] | {"lr": 3e-3, "warmup_steps": 16 * STEPS, "cooldown": 0.5},
         }
         self.corpus, self.moments = corpus, folder / "moments"
         self.moments.mkdir()
