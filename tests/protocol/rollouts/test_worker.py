@@ -118,20 +118,6 @@ async def test_a_batch_over_which_the_process_ends_again_is_passed_over(tmp_path
     assert body.number == 2 and stage.tasks.count(fatal) == 2
 
 
-async def test_a_statement_that_the_disk_does_not_take_gives_no_number(tmp_path: Path, monkeypatch: Any) -> None:
-    """Trainers take numbers in order: they would wait for it."""
-
-    def full(number: int, raw: bytes) -> None:
-        raise StoreFailed("no space left")
-
-    stage = MakerStage(tmp_path)
-    await stage.makes(3, T)
-    with monkeypatch.context() as patched, pytest.raises(StoreFailed):
-        patched.setattr(stage.files, "keep", full)
-        await stage.makes(3, T)
-    assert [body.number for body in await stage.makes(3, T)] == [1]
-
-
 async def test_a_statement_that_the_disk_does_not_take_gives_no_number_and_its_batch_takes_no_room(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
