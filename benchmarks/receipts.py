@@ -56,15 +56,8 @@ from benchmarks.receipts_runs import (
     run,
 )
 from kernels.schedule import Place
-from trainer.receipts import (
-    RULE,
-    GradientProjection,
-    ReceiptVerdict,
-    VerdictRule,
-    receipts_at,
-    receipts_of,
-    verdict,
-)
+from protocol.audit.receipts import RULE, ReceiptVerdict, VerdictRule, verdict
+from trainer.receipts import GradientProjection, receipts_at, receipts_of
 from trainer.worker import Worker
 
 # -- audits drawn from runs ------------------------------------------------------------------------------------------------
@@ -74,7 +67,8 @@ FIRST, SECOND = (4, 2), (8, 2)
 """Inner steps, and rows of each, of the first and second draw."""
 LEVEL_ROWS, DRAWS, CHANCE = 16, 3000, 0.5
 """Rows of the auditor, audits that are drawn, and the probability of an audit."""
-SCORE_DRAWS, FALSE_SHARE = 400, 1e-3
+SCORE_DRAWS, FALSE_SHARE, LEAST_SCORED = 400, 1e-3, 0.8
+"""Audits drawn for each score, share of honest ones below its bound, and the least level."""
 
 
 @dataclass
@@ -121,8 +115,15 @@ def draw(random: np.random.Generator, pair: Pair, steps: int, rows: int) -> Draw
     )
 
 
-RULES: Mapping[str, VerdictRule] = {"rows": RULE, "mean": VerdictRule(0.6, 0.7, low=-1.0)}
-"""The rule as designed, and one that compares means alone, also at lower levels."""
+def by_rows(rows: F64, level: float) -> ReceiptVerdict:
+    """Return the verdict by the rule that was designed first: two low rows are suspect, too."""
+    found = verdict(rows, level, VerdictRule(0.8, 0.75))
+    is_low = found is not ReceiptVerdict.NONE and (rows < 0.35).sum() >= 2
+    return ReceiptVerdict.SUSPECT if is_low else found
+
+
+RULES: Mapping[str, Callable[[F64, float], ReceiptVerdict]] = {"rows": by_rows, "mean": verdict}
+"""The rule as designed first, and that of runs, which compares means alone, also at lower levels."""
 
 
 def contributions_until(found: float) -> list[int | None]:
@@ -145,7 +146,7 @@ def counted(chosen: Sequence[Pair]) -> dict[str, dict[str, float]]:
         first, second = draw(random, chosen[number], *FIRST), draw(random, chosen[number], *SECOND)
         levels.append(first.level)
         for name, rule in RULES.items():
-            verdicts = [verdict(each.rows, each.level, rule) for each in (first, second)]
+            verdicts = [rule(each.rows, each.level) for each in (first, second)]
             suspect = verdicts[0] is ReceiptVerdict.SUSPECT
             found = suspect and verdicts[1] is ReceiptVerdict.SUSPECT
             outcomes[name].append((verdicts[0] is ReceiptVerdict.NONE, suspect, found))
@@ -180,7 +181,7 @@ def scores(runs: Mapping[str, Sequence[Contribution]]) -> Iterator[dict[str, Any
     def values(name: str, chosen: Sequence[Pair]) -> list[float]:
         score, rows = SCORES[name]
         drawn = [draw(random, chosen[number], *rows) for number in random.integers(len(chosen), size=SCORE_DRAWS)]
-        return [score(each) for each in drawn if each.level >= RULE.least_level]
+        return [score(each) for each in drawn if each.level >= LEAST_SCORED]
 
     for name in SCORES:
         honest = [value for some in runs.values() for value in values(name, pairs(some, honest=True))]
@@ -339,9 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_rows(rows, lines)
     false = {rule: max(row["honest"][rule]["found"] for row in rows) for rule in RULES}
     if options.json:
-        rules = {name: asdict(rule) for name, rule in RULES.items()}
-        print(json.dumps({"rules": rules, "false": false, "rows": rows, "scores": lines}))
-    return 1 if false["rows"] else 0
+        print(json.dumps({"rule": asdict(RULE), "false": false, "rows": rows, "scores": lines}))
+    return 1 if false["mean"] else 0
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ class Swarm:
         task = Task(round, rows, done, first, **streamed)
 
         def after_step(*_: Any) -> bool:
-            kept.append(keeper.take())
+            kept.append(keeper.take()[1])
             return False
 
         def applied(needed: bool) -> bool:

@@ -66,6 +66,29 @@ class ComputeTask:
 
 
 @dataclass(frozen=True)
+class AuditPoint:
+    """Rows of one inner step to audit.
+
+    share: of the way from the start of the last round to its result, at which the receipts of the rows are computed.
+    rows: numbers of the rows.  claimed: their receipts, as their member claims them, one behind the other.
+    """
+
+    share: float
+    rows: tuple[int, ...]
+    claimed: bytes
+
+
+@dataclass(frozen=True)
+class AuditTask:
+    """Audit of receipts of the last round.  result: file of its result.  rate, momentum: of its outer step."""
+
+    result: Path
+    rate: float
+    momentum: float
+    points: tuple[AuditPoint, ...]
+
+
+@dataclass(frozen=True)
 class Progress:
     """Progress after an inner step: steps of this round, mean loss so far (nats a token), tokens read, tokens a second."""
 
@@ -103,6 +126,7 @@ class Contribution:
     accuracy: mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the
     best one by reward, then one with the median reward; none for text.  informative: number of problems whose answers had
     different rewards, from which alone something is learned; None for text.
+    receipts: receipts of the rows that were trained on, in order, valid as long as `data`; empty in a run without them.
     """
 
     round: int
@@ -119,6 +143,7 @@ class Contribution:
     accuracy: float | None = None
     answers: tuple[RatedAnswer, ...] = ()
     informative: int | None = None
+    receipts: memoryview = memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -208,6 +233,18 @@ class TrainerLink(Protocol):
         row: a row of the run, whose mixture weighs the sources.  samples: True to complete the run's prompts as well.
         A running or later compute continues: the evaluation takes a small share of its time.  on_progress(done, total) is
         called after each part.  Cancelling abandons the work.  Raises `NotMeasured`, `TrainerDied`.
+        """
+        ...
+
+    @property
+    def audits(self) -> bool:
+        """True if it can audit receipts; False before it was first ready."""
+
+    async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
+        """Return the cosine of each row's claimed receipt with the one computed here, nan for a row that says nothing.
+
+        state: the outer state (theta, then momentum) after the last round, which must not change meanwhile.  Cancelling
+        abandons the work.  Raises `NotMeasured` and `TrainerDied`.
         """
         ...
 

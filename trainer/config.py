@@ -14,7 +14,7 @@ from protocol.formats.adapter import AdapterConfig, WeightFormatName, adapter_pa
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import Section
-from protocol.formats.training import DataConfig, InnerConfig, SamplesConfig, TokenizerConfig
+from protocol.formats.training import RECEIPT_BYTES, DataConfig, InnerConfig, SamplesConfig, TokenizerConfig
 
 OWN_CORPUS = "own corpus"
 """Name of the manifest of this member's own corpus, in a run on the members' own data."""
@@ -58,7 +58,8 @@ class TrainingConfig:
     moments lie in the memory of the computer, and layers are copied to a GPU when it computes them; with an adapter, if the
     frozen layers do so, and nothing else. fragments: of the state; a round has a contribution to one of them. delay: steps
     that may be done before the result of the last round is needed. adapter: factors that are trained while the model stays
-    as it is; None if the whole model is trained. base_format: format of the model's matrices then.
+    as it is; None if the whole model is trained. base_format: format of the model's matrices then. receipts: True if the
+    trainer keeps receipts of the rows that it reads.
     """
 
     seed: int
@@ -81,14 +82,15 @@ class TrainingConfig:
     delay: int = 0
     adapter: AdapterConfig | None = None
     base_format: WeightFormatName = "bf16"
+    receipts: bool = False
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, chunk_parameters, codec}` of a manifest.
 
         A streamed run adds `{fragments, delay}`, a run with an adapter `{adapter, base_format}`, an RL run
-        `{rl, environment}`, and a run with a tokenizer or prompts `tokenizer` or `samples`; the peer adds `files`, `blocks`,
-        `spares_memory`, `compiles` and `offload`.
+        `{rl, environment}`, a run that audits `receipts`, and a run with a tokenizer or prompts `tokenizer` or `samples`;
+        the peer adds `files`, `blocks`, `spares_memory`, `compiles` and `offload`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -111,7 +113,13 @@ class TrainingConfig:
             delay=int(sections.get("delay", 0)),
             adapter=AdapterConfig.from_mapping(sections["adapter"]) if "adapter" in sections else None,
             base_format=sections.get("base_format", "bf16"),
+            receipts=bool(sections.get("receipts", False)),
         )
+
+    @property
+    def receipt_bytes(self) -> int:
+        """Bytes of the receipts of a round; 0 if the trainer keeps none."""
+        return RECEIPT_BYTES * self.inner_steps * self.data.sequences_per_step if self.receipts else 0
 
     @property
     def parameters(self) -> int:

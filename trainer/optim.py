@@ -32,7 +32,7 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import LanguageModelObjective, Objective, ObjectiveLoss, RowsT, StepRows, UnitLosses
 from trainer.parameters import LocalParameters, TensorShard
 from trainer.ranks import Ranks
-from trainer.receipts import ReceiptKeeper
+from trainer.receipts import RECEIPT, ReceiptKeeper, Receipts
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -562,6 +562,12 @@ class InnerLoop:
         self._receipts = ReceiptKeeper(self.model, seed)
         return self._receipts
 
+    def take_receipts(self) -> Receipts:
+        """Return the receipts of the last step's rows, in their order, at rank 0; others send theirs.  Waits for a GPU."""
+        assert self._receipts is not None
+        found = sorted(self._ranks.collect(self._receipts.take()), key=lambda part: part[0])
+        return np.concatenate([receipts for _, receipts in found]) if found else np.zeros(0, RECEIPT)
+
     def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows; return their loss before the update.  Does not wait for a GPU."""
         if self.optimiser.steps == 0:
@@ -585,7 +591,7 @@ class InnerLoop:
                 if span:
                     parts.append((some, found.detached(), weight))
                 if span and keeper is not None:
-                    keeper.add(found.units_u, weights_u)
+                    keeper.add(span.start * self.objective.unit_rows, found.units_u, weights_u)
         return PendingLoss(self.objective, self._ranks, tuple(parts))
 
     def _at_once(self, rows: StepRows) -> int:

@@ -45,6 +45,7 @@ from trainer.optim import (
 )
 from trainer.parameters import F32, LocalParameters
 from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks
+from trainer.receipts import Receipts
 from trainer.reference import ReferenceWeights, ZeroFactors
 from trainer.rl.policy import PolicyObjective, adamw_config
 from trainer.samples import next_tokens
@@ -89,6 +90,11 @@ def layouts_of(config: TrainingConfig) -> Layouts:
     return chunk_layouts(codec, values, config.chunk_parameters)
 
 
+def receipts_seed(config: TrainingConfig) -> int | None:
+    """Return the seed of a run's receipts; None if it keeps none."""
+    return config.seed if config.receipts else None
+
+
 class RankWork:
     """Parameters and inner loop of one rank.
 
@@ -103,17 +109,18 @@ class RankWork:
         ranks: Ranks | None = None,
         *,
         spares_memory: bool = False,
+        receipts: int | None = None,
     ) -> None:
         """Make the work of a rank, which begins with the course of rows if the run has one.
 
-        ranks: None for this process alone.
+        ranks: None for this process alone.  receipts: seed of the receipts of rows; None to keep none.
         """
         self.parameters, self.layouts = parameters, layouts
         count = parameters.model.count
         self._residual: F32 | None = np.zeros(count, np.float32) if layouts.codec.feedback is not None else None
         """Remainder of earlier contributions, in the flat vector; memory is taken only for this rank's rows."""
         self._courses, self._name = courses, next(iter(courses))
-        self._ranks, self._spares_memory = ranks or Ranks(), spares_memory
+        self._ranks, self._spares_memory, self._receipts = ranks or Ranks(), spares_memory, receipts
         self._inner: InnerLoop | None = None
         self._shown: Decoder | None = None
         self._kept: int | None = None
@@ -129,6 +136,8 @@ class RankWork:
             )
             if course.moments is not None:
                 course.moments.restore(self._inner.optimiser)
+            if self._receipts is not None and self._name is CourseName.ROWS:
+                self._inner.keep_receipts(self._receipts)
         return self._inner
 
     def take(self, name: CourseName) -> None:
@@ -175,6 +184,11 @@ class RankWork:
         """Take one inner step on rows, as `InnerLoop.step` does."""
         with self._ranks.operation("step", rows, place):
             return self.inner.step(rows, place)
+
+    def take_receipts(self) -> Receipts:
+        """Return the receipts of the last step's rows as `InnerLoop.take_receipts` does."""
+        with self._ranks.operation("take_receipts"):
+            return self.inner.take_receipts()
 
     def encode_difference(self, theta: F32, out: memoryview, fragment: int = 0) -> float:
         """Encode theta minus the parameters of a fragment into `out`; return the difference's norm.  Raises NotFinite."""
@@ -313,7 +327,8 @@ def _joined(order: RankOrder, connection: Connection) -> RankWork:
     parameters = ranks_parameters(order.config, device, order.dtype)
     compile_layers(parameters.model, order.config)
     courses, ranks = courses_of(order.config, order.folder), FollowingRank(order, connection)
-    return RankWork(parameters, layouts_of(order.config), courses, ranks, spares_memory=order.config.spares_memory)
+    layouts, receipts = layouts_of(order.config), receipts_seed(order.config)
+    return RankWork(parameters, layouts, courses, ranks, spares_memory=order.config.spares_memory, receipts=receipts)
 
 
 def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) -> None:
@@ -327,7 +342,17 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
             work.encode_difference(theta, out, *arguments)
         case "step":
             work.step(*arguments).read()
-        case "take" | "keep" | "show_reference" | "measure" | "next_tokens" | "log_probabilities" | "hide" | "write_moments":
+        case (
+            "take"
+            | "keep"
+            | "take_receipts"
+            | "show_reference"
+            | "measure"
+            | "next_tokens"
+            | "log_probabilities"
+            | "hide"
+            | "write_moments"
+        ):
             getattr(work, name)(*arguments)
         case other:
             raise ValueError(f"unknown operation {other!r}")

@@ -7,8 +7,9 @@ are public, and compares them by cosine: honest receipts are alike because the w
 gradients of the weights are not needed for a receipt, so an audited row costs less than a trained row, and a member that
 skips them is not found.
 
-`ReceiptKeeper` keeps receipts in a step, `receipts_at` computes them for an audit, `cosines` compares both, and `verdict`
-decides.  `python -m benchmarks.receipts` measures how well that tells honest members from cheats (docs/results/receipts.md).
+`ReceiptKeeper` keeps receipts in a step, `receipts_at` computes them for an audit, and `cosines` compares both; the peer
+decides (`protocol.audit.receipts`).  `python -m benchmarks.receipts` measures how well that tells honest members from cheats
+(docs/results/receipts.md).
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from protocol.formats.training import RECEIPT_BYTES
 from trainer.device import on_device
 from trainer.models.llama.model import Decoder
 from trainer.objective import F64, Objective, StepRows
@@ -37,6 +37,7 @@ LARGEST = 127
 RECEIPT = np.dtype([("loss", "<f2"), ("projections", "i1", (PARTS, WIDTH))])
 """Form of a receipt, 130 bytes: the loss in nats per counted token, and the projections, scaled in each part so that the
 largest is `LARGEST`; zeros for a part that no counted token follows."""
+assert RECEIPT.itemsize == RECEIPT_BYTES
 Receipts = npt.NDArray[Any]
 """Receipts of rows: (B,), of the type `RECEIPT`."""
 
@@ -105,8 +106,8 @@ class ReceiptKeeper:
         self._projection = GradientProjection(seed, model.config.dim)
         self._latest: Tensor | None = None
         """Projections of the last backward pass."""
-        self._found: list[tuple[Tensor, Tensor]] = []
-        """Losses (B,) and projections of each micro-batch."""
+        self._found: list[tuple[int, Tensor, Tensor]] = []
+        """First row, losses (B,) and projections of each micro-batch."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -130,22 +131,22 @@ class ReceiptKeeper:
     def _project(self, gradient_btd: Tensor) -> None:
         self._latest = self._projection(gradient_btd)
 
-    def add(self, units_u: Tensor, weights_u: F64) -> None:
-        """Keep the receipts of the rows whose backward pass was the last.
+    def add(self, first: int, units_u: Tensor, weights_u: F64) -> None:
+        """Keep the receipts of the rows whose backward pass was the last, of which `first` is the first row's number.
 
         units_u, weights_u: losses and weights of the rows' units (`trainer.objective`).  All rows of a unit get its loss.
         """
         assert self._latest is not None, "no backward pass within a step"
         losses_u = units_u.detach() / on_device(np.maximum(weights_u, 1.0).astype(np.float32), units_u.device)
-        self._found.append((losses_u.repeat_interleave(len(self._latest) // len(losses_u)), self._latest))
+        self._found.append((first, losses_u.repeat_interleave(len(self._latest) // len(losses_u)), self._latest))
         self._latest = None
 
-    def take(self) -> Receipts:
-        """Return the receipts of the last step; wait for the device."""
+    def take(self) -> tuple[int, Receipts]:
+        """Return the receipts of the last step's rows here, and the number of the first row; wait for the device."""
         if not self._found:
-            return np.zeros(0, RECEIPT)
-        losses_b, projections_bpw = (torch.cat(each) for each in zip(*self._found, strict=True))
-        return receipts_of(losses_b, projections_bpw)
+            return 0, np.zeros(0, RECEIPT)
+        firsts, losses, projections = zip(*self._found, strict=True)
+        return firsts[0], receipts_of(torch.cat(losses), torch.cat(projections))
 
 
 def receipts_at(model: Decoder, objective: Objective[Any], rows: StepRows, z_loss: float, seed: int, most: int) -> Receipts:
@@ -159,12 +160,12 @@ def receipts_at(model: Decoder, objective: Objective[Any], rows: StepRows, z_los
             some = rows[start : start + most * unit]
             loss = objective.loss(model, some, z_loss)
             loss.mean.backward()  # type: ignore[no-untyped-call]
-            keeper.add(loss.units_u, objective.weights_u(some))
-    return keeper.take()
+            keeper.add(start, loss.units_u, objective.weights_u(some))
+    return keeper.take()[1]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Comparison and verdict.
+# Comparison.
 
 
 def part_cosines(claimed: Receipts, audited: Receipts) -> F64:
@@ -187,41 +188,3 @@ def mean_of_parts(parts: F64) -> F64:
 def cosines(claimed: Receipts, audited: Receipts) -> F64:
     """Return the mean cosine of the parts of each row, (B,); nan for a row without a gradient, which says nothing."""
     return mean_of_parts(part_cosines(claimed, audited))
-
-
-class ReceiptVerdict(Enum):
-    """Outcome of an audit.  NONE: an audit can tell nothing, because honest receipts are not alike enough."""
-
-    SOUND = "sound"
-    SUSPECT = "suspect"
-    NONE = "none"
-
-
-@dataclass(frozen=True)
-class VerdictRule:
-    """Rule of the verdict.
-
-    least_level: level below which there is no verdict.  mean: share of the level under which the mean of the rows is
-    suspect.  low, low_rows: cosine below which a row is low, and number of low rows that are suspect.
-    """
-
-    least_level: float = 0.8
-    mean: float = 0.75
-    low: float = 0.35
-    low_rows: int = 2
-
-
-RULE = VerdictRule()
-"""A first rule, which no run uses: beside a member that cheats, its test of single rows accuses honest members."""
-
-
-def verdict(cosines_r: F64, level: float, rule: VerdictRule = RULE) -> ReceiptVerdict:
-    """Return the verdict on rows with these cosines (R,), of which nan do not count.
-
-    level: mean cosine of the auditor's own rows of the round, audited at the same weights.
-    """
-    known = cosines_r[~np.isnan(cosines_r)]
-    if not level >= rule.least_level or not known.size:
-        return ReceiptVerdict.NONE
-    is_low = (known < rule.low).sum() >= rule.low_rows
-    return ReceiptVerdict.SUSPECT if is_low or known.mean() < rule.mean * level else ReceiptVerdict.SOUND

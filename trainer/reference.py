@@ -1,8 +1,8 @@
-"""Reference weights, and the log-probabilities of preferences under them, which are computed before the first step.
+"""Weights that a trainer shows in place of its own, and log-probabilities under reference weights.
 
 A run with a KL term, or with preferences, compares its model with earlier weights.  The peer keeps them as a file of
 bf16 values.  They are needed only before the first step of some work, in one pass without gradients, and take no memory
-while the trainer learns.
+while the trainer learns.  Audits use weights on the way to a round's result (`PublicWeights`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from kernels.layout import Layout
+from kernels.outer_step import OuterStep
 
 F32 = npt.NDArray[np.float32]
 
@@ -63,8 +66,54 @@ class ZeroFactors:
         return np.zeros(len(range(*span.indices(len(self)))), np.float32)
 
 
-Reference = ReferenceWeights | ZeroFactors
-"""Weights with which a model is compared."""
+class PublicWeights:
+    """Weights that every peer can compute: those on the way from the start of the last round to its mean result g.
+
+    They are theta(start) - share * g.  The state after the outer step has theta = theta(start) - rate * (g + mu * m) and the
+    new momentum m, so they are theta + (rate - share) * g + rate * mu * m.  shape: (n,).
+    """
+
+    def __init__(self, state: F32, result: memoryview, layout: Layout, step: OuterStep, share: float) -> None:
+        """Make the weights at a share of the way, from 0 to about 1.
+
+        state: theta and momentum after the round, (2 n,).  result: the round's result, in `layout`.  step: its outer step.
+        """
+        count = len(state) // 2
+        self.shape = (count,)
+        self._theta, self._momentum = state[:count], state[count:]
+        self._result, self._layout, self._step, self._share = result, layout, step, share
+        self._decoded: tuple[int, F32] | None = None
+        """Number of the last decoded chunk, and its values."""
+
+    def __len__(self) -> int:
+        """Return the number of parameters."""
+        return self.shape[0]
+
+    def __getitem__(self, span: slice) -> F32:
+        """Return some of the parameters in fp32."""
+        start, stop, _ = span.indices(len(self))
+        found = np.empty(stop - start, np.float32)
+        size = self._layout[0].count
+        for number in range(start // size, -(-stop // size)):
+            first, last = max(start, number * size), min(stop, (number + 1) * size)
+            found[first - start : last - start] = self._chunk(number)[first - number * size : last - number * size]
+        step, within = self._step, slice(start, stop)
+        found *= np.float32(step.rate - self._share)
+        found += self._theta[within]
+        if step.momentum:
+            found += np.float32(step.rate * step.momentum) * self._momentum[within]
+        return found
+
+    def _chunk(self, number: int) -> F32:
+        if self._decoded is None or self._decoded[0] != number:
+            span, values = self._layout[number], np.empty(self._layout[number].count, np.float32)
+            self._layout.format.decode(self._result[span.encoded], span.count, values)
+            self._decoded = number, values
+        return self._decoded[1]
+
+
+Reference = ReferenceWeights | ZeroFactors | PublicWeights
+"""Weights that a model can show in place of its own."""
 
 
 def write_reference(path: Path, theta: F32) -> None:

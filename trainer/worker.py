@@ -8,6 +8,7 @@ parameters, which do not survive it. `trainer.service` calls the worker, and dec
 from __future__ import annotations
 
 import math
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from kernels.layout import Layout
+from kernels.outer_step import OuterStep
 from kernels.schedule import Place
 from protocol.formats.results import RatedAnswer, SourceLoss
 from trainer.config import TrainingConfig
@@ -30,10 +33,11 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import ComparedObjective, RowsObjective, SourceTotals
 from trainer.optim import InnerLoop
 from trainer.parameters import F32, LocalParameters, NotFinite, WholeParameters
-from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of
+from trainer.rank_work import CourseName, RankWork, compile_layers, courses_of, layouts_of, receipts_seed
 from trainer.ranks import LeadingRank
 from trainer.reading import reading_of, tokenizer_of
-from trainer.reference import INITIAL, ReferenceLog, write_reference
+from trainer.receipts import RECEIPT, Receipts, cosines, receipts_at
+from trainer.reference import INITIAL, PublicWeights, ReferenceLog, write_reference
 from trainer.samples import Samples
 from trainer.weights.base import load_base
 
@@ -73,6 +77,29 @@ class Task:
                     f"this try of round {self.round} is not contributed, because its {name} of {value:.3g} is above "
                     f"{most:.3g}, the limit by this peer's last rounds; the trainer starts again without its moments"
                 )
+
+
+@dataclass(frozen=True)
+class AuditPoint:
+    """Rows of one inner step to audit.
+
+    share: of the way from the start of the round to its result, at which the rows' receipts are computed.  rows: numbers of
+    the rows.  claimed: their receipts as their member claims them.
+    """
+
+    share: float
+    rows: Sequence[int]
+    claimed: bytes
+
+
+@dataclass(frozen=True)
+class AuditTask:
+    """Audit of receipts of the last round.  result: path of its result.  rate, momentum: of its outer step."""
+
+    result: str
+    rate: float
+    momentum: float
+    points: Sequence[AuditPoint]
 
 
 @dataclass(frozen=True)
@@ -155,7 +182,16 @@ class Worker:
         objective = courses[CourseName.ROWS].objective
         assert isinstance(objective, RowsObjective)
         self.objective = objective
-        self.work = RankWork(parameters, layouts_of(config), courses, ranks, spares_memory=config.spares_memory)
+        self.work = RankWork(
+            parameters,
+            layouts_of(config),
+            courses,
+            ranks,
+            spares_memory=config.spares_memory,
+            receipts=receipts_seed(config),
+        )
+        self.receipts = np.zeros(0, RECEIPT)
+        """Receipts of the last round's rows, if the run keeps them."""
         self._log = ReferenceLog()
         self._initial = folder / INITIAL if folder is not None else None
 
@@ -214,6 +250,7 @@ class Worker:
             self.work.load(theta)
         losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
         steps, mean, rows, wanted = 0, 0.0, None, list(islice(numbers, count))
+        kept: list[Receipts] = []
         for step in range(task.steps):
             rows = rows or _once_here(partial(self.batch, wanted), between, may_stop=steps > 0)
             if rows is None:
@@ -229,6 +266,8 @@ class Worker:
             tokens, wanted = tokens + rows.counted, list(islice(numbers, count))
             rows = self._read_ahead(wanted) if step + 1 < task.steps else None
             loss = pending.read()
+            if self.config.receipts:
+                kept.append(self.work.take_receipts())
             losses, computed = losses + loss.mean, computed + time.monotonic() - began
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
@@ -239,10 +278,41 @@ class Worker:
                 break
         if owes and applied(True):
             self.work.merge(theta)
+        self.receipts = np.concatenate(kept) if kept else np.zeros(0, RECEIPT)
         norm = self.work.encode_difference(theta, out, task.fragment)
         if self.config.is_streamed:
             self.work.keep(task.fragment)
         return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
+
+    @property
+    def audits(self) -> bool:
+        """True if this trainer can audit receipts: it has the whole model, and one process."""
+        return self.config.receipts and isinstance(self.work.parameters, WholeParameters) and self.work.parameters.ranks == 1
+
+    def audit(self, task: AuditTask, state: F32, between: Between = refuse_to_wait) -> list[float | None]:
+        """Return the cosine of each row's claimed receipt with the one computed here, None for rows that say nothing.
+
+        state: theta and momentum after the round, (2 n,).  Uses the memory of the gradient.  Raises BlockMissing and
+        exceptions of `between`, which is called before each point, and OSError or ValueError for a result that is not here.
+        """
+        step, layout, found = OuterStep(task.rate, task.momentum), self.work.layouts.result, list[float | None]()
+        with open(task.result, "rb") as file:
+            result = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        if len(result) != layout.payload_bytes:
+            raise ValueError("the result of the round has another size")
+        for point in task.points:
+            between(None)
+            rows = _once_here(partial(self.batch, point.rows), between)
+            assert rows is not None
+            model = self.work.parameters.show(PublicWeights(state, result, layout, step, point.share))
+            try:
+                model.recomputed = self.model.recomputed
+                audited = receipts_at(model, self.objective, rows, self.config.inner.z_loss, self.config.seed, 1)
+            finally:
+                self.work.hide()
+            alike = cosines(np.frombuffer(point.claimed, RECEIPT), audited)
+            found += [None if np.isnan(each) else float(each) for each in alike]
+        return found
 
     def _read_ahead(self, numbers: Sequence[int]) -> Rows | None:
         """Read the next step's rows while a GPU computes; None if a block is missing, or on a CPU, which is busy itself."""

@@ -1,4 +1,4 @@
-"""`peer ledger` and `peer rollouts`: the contributions of all peers, and the fate of this peer's rollouts."""
+"""`peer ledger`, `peer rollouts` and `peer readmit`: credit of all peers, this peer's rollouts, and members set aside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import Subparsers, add_command, add_run, option, whole_number
-from peer.console.asking import print_result
+from peer.console.asking import ask, print_result
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def register(subparsers: Subparsers) -> None:
         epilog="Reads the record chain on this disk, so no peer has to run.  Peers appear under the names that they "
         "chose, and this peer is marked (me).  In a run with rollouts it also shows the batches from which the run "
         "learned, and the tokens of their outputs.  If members named teams (`peer config team NAME`), a second table sums "
-        "them: all credit of a member counts for the team that it named last.  The JSON object has whole peer IDs, `me`, "
+        "them: all credit of a member counts for the team that it named last.  While the peer runs, AUDITED counts the "
+        "rounds of a member that this peer audited, and members that it has set aside are listed below with the reason.  "
+        "The JSON object has whole peer IDs, `me`, `audits`, "
         "`names`, each member's `team`, the `teams`, the number of `fragments` of which a round exchanges one, and a "
         "`remark` if the tokens cannot be audited.",
         json=True,
@@ -34,6 +36,16 @@ def register(subparsers: Subparsers) -> None:
     rollouts = add_command(
         subparsers, "rollouts", "show this peer's rollouts and what became of them", run_rollouts, json=True
     )
+    readmit = add_command(
+        subparsers,
+        "readmit",
+        "let a member take part again that this peer has set aside",
+        run_readmit,
+        epilog="A peer audits receipts of the rows that others trained on, and sets aside who claims work that it did not "
+        "do: it then gets no place in the rounds that this peer plans.  `peer ledger` names these members.  Each peer "
+        "decides for itself, so this command changes nothing at others.",
+    )
+    option(readmit, "peer PEER", "name of the member, or the beginning of its ID")
     add_run(rollouts)
     option(
         rollouts, "--last N", f"number of batches to show (default {SHOWN})", type=whole_number(1, MOST_SHOWN), default=SHOWN
@@ -63,12 +75,16 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
         made = (batches, amount(told["accepted_tokens"])) if has_rollouts else ()
         return (who, str(count), amount(told["tokens"]), f"{100 * told['share']:.1f} %", *made)
 
-    rollouts = ("BATCHES", "ACCEPTED") if has_rollouts else ()
-    rows = [("PEER", "ROUNDS", "TOKENS", "SHARE", *rollouts)]
+    rollouts, audits = ("BATCHES", "ACCEPTED") if has_rollouts else (), found["audits"]
+    rows = [("PEER", "ROUNDS", "TOKENS", "SHARE", *rollouts, *(["AUDITED"] if audits else []))]
     for told in found["members"]:
         who = name(told["peer"]) + (" (me)" if told["peer"] == found["me"] else "")
-        rows.append(row(who, told["rounds"], told, str(told["batches"])))
-    lines += table(rows, numbers=range(1, 6))
+        audited = [str(audits[told["peer"]]["audits"]) if told["peer"] in audits else ""] if audits else []
+        rows.append((*row(who, told["rounds"], told, str(told["batches"])), *audited))
+    lines += table(rows, numbers=range(1, 7))
+    for peer, each in audits.items():
+        if each["set_aside"]:
+            lines.append(f"{name(peer)} is set aside here until round {each['aside_until']}: {clean(each['set_aside'])}")
     if found["teams"]:
         rows = [("TEAM", "PEERS", "TOKENS", "SHARE", *("", "ACCEPTED")[: len(rollouts)])]
         rows += [row(clean(told["team"]), told["peers"], told, "") for told in found["teams"]]
@@ -79,6 +95,7 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
 def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
     """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names and teams.
 
+    audits: what a running peer's audits found, by peer.
     fragments: number of fragments, of which a round exchanges one.  remark: sentence about tokens that cannot be audited, or
     empty.
     """
@@ -114,8 +131,25 @@ def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
     told = ledger_of(history.ledger.credits, history.length)
     members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
     teams = team_credits(told, history.teams)
-    about = {"fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}
+    audits = {
+        each.peer: {"audits": each.audits, "set_aside": each.set_aside, "aside_until": each.aside_until}
+        for each in (status.swarm if status is not None else ())
+        if each.audits or each.set_aside
+    }
+    about = {"audits": audits, "fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}
     return {"run": chosen.name, "me": me, "names": history.names, **told, "members": members, "teams": teams, **about}
+
+
+def run_readmit(args: argparse.Namespace) -> int:
+    """Ask the peer here to let a member take part again."""
+    from protocol.formatting import clean
+
+    told = ask(args, "readmit", peer=args.peer)
+    print(
+        f"{clean(told['name'], 40)} takes part again, as far as this peer decides; it was set aside because "
+        f"{clean(told['reason'])}."
+    )
+    return ExitCode.OK
 
 
 SHOWN = 20

@@ -23,6 +23,7 @@ from peer.rests.reasons import MAX_PAUSE_S, TimedPause
 from protocol.node.commands import CannotExtend, NotNow
 from protocol.run.sections import Unit
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
+from protocol.wire.identity import PeerId
 from protocol.wire.presence import Phase
 from protocol.wire.rollouts import MAX_SET_TASKS, Amendment
 
@@ -63,6 +64,7 @@ class Controls:
             "curves": self._curves,
             "contacts": self._contacts,
             "lines": self._lines,
+            "readmit": self._readmit,
             "leave": self._leave,
             "finish": self._finish,
             "pause": self._pause,
@@ -95,6 +97,17 @@ class Controls:
         lines = await self._peer.running_node().line_probe.measure()
         peers = [{"name": name, **asdict(sampled), "down_bytes_per_s": sampled.bytes_per_s} for name, sampled in lines.peers]
         return {"run": self._peer.status().run, "peers": peers, "up_bytes_per_s": lines.up_bytes_per_s}
+
+    async def _readmit(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Let a member take part again that this peer has set aside.  peer: its name, or the beginning of its ID."""
+        wanted, aside = fields.get("peer"), [each for each in self._peer.status().swarm if each.set_aside]
+        found = [each for each in aside if isinstance(wanted, str) and wanted and wanted in (each.name, each.peer)]
+        found = found or [each for each in aside if isinstance(wanted, str) and wanted and each.peer.startswith(wanted)]
+        if len(found) != 1:
+            names = ", ".join(each.name for each in aside) or "nobody"
+            raise ControlError(f"name one member that is set aside here, by its name or its ID: {names}")
+        self._peer.running_node().audits.lift(PeerId(found[0].peer))
+        return {"peer": found[0].peer, "name": found[0].name, "reason": found[0].set_aside}
 
     async def _curves(self, fields: dict[str, Any]) -> dict[str, Any]:
         return await self._peer.history(lambda history: history.curves.to_fields())

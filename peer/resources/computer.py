@@ -164,8 +164,11 @@ def memory_need(
 
 
 def shared_bytes(manifest: RunManifest, role: Role) -> int:
-    """Return the size of the outer state and, of a peer that trains, the contribution: in memory or in scratch files."""
-    contribution = manifest.layouts.contribution.payload_bytes
+    """Return the size of the outer state and, of a peer that trains, its contribution with the receipts of its rows.
+
+    They are in memory or in scratch files.
+    """
+    contribution = manifest.layouts.contribution.payload_bytes + manifest.receipt_bytes
     return manifest.state_bytes + (contribution if role is Role.TRAINER else 0)
 
 

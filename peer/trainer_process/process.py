@@ -13,6 +13,7 @@ the trainer sees the end of its socket and ends itself.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -38,6 +39,7 @@ from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.formats.results import RatedAnswer, SourceLoss
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
+    AuditTask,
     ComputeTask,
     Contribution,
     DeviceFigures,
@@ -244,6 +246,7 @@ class TrainerSettings:
     """Settings for starting a trainer.
 
     sections: input of `trainer.config.TrainingConfig.from_sections`.
+    region_bytes: size of the memory for a contribution, and the receipts behind it, of which there are `receipt_bytes`.
     trains: True if the trainer learns; otherwise it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA if there is one), or a name that torch knows.
@@ -255,9 +258,10 @@ class TrainerSettings:
     """
 
     sections: Mapping[str, Any]
-    contribution_bytes: int
+    region_bytes: int
     log_path: Path
     trains: bool = True
+    receipt_bytes: int = 0
     threads: int = 0
     device: str = "auto"
     moments: Path | None = None
@@ -280,10 +284,19 @@ class TrainerSettings:
         ranks: TrainerRanks | None = None,
     ) -> TrainerSettings:
         """Return the settings for the work of `manifest`.  places: places of the run's data; None if it has none."""
-        size = manifest.layouts.contribution.payload_bytes
+        size = manifest.layouts.contribution.payload_bytes + manifest.receipt_bytes
         sections = manifest.trainer_sections() | (places or TrainerPlaces()).sections
         ranks = ranks or TrainerRanks()
-        return cls(sections, size, log_path, trains, moments=moments, generator=generator, ranks=ranks)
+        return cls(
+            sections,
+            size,
+            log_path,
+            trains,
+            receipt_bytes=manifest.receipt_bytes,
+            moments=moments,
+            generator=generator,
+            ranks=ranks,
+        )
 
 
 class TrainerProcess:
@@ -297,7 +310,7 @@ class TrainerProcess:
         self, settings: TrainerSettings, theta: SharedRegion, emit: Callable[[Event], None] = lambda event: None
     ) -> None:
         self._settings, self._theta, self._emit = settings, theta, emit
-        self._contribution = SharedRegion(settings.contribution_bytes, "contribution", settings.scratch)
+        self._contribution = SharedRegion(settings.region_bytes, "contribution", settings.scratch)
         self._log = TrainerLog(settings.log_path)
         self._channel: TrainerChannel | None = None
         self._ready = False
@@ -319,6 +332,8 @@ class TrainerProcess:
         self.device = ""
         """Device on which it computes, in torch's words; empty before it was first ready."""
         self.figures: DeviceFigures | None = None
+        self.audits = False
+        """True if the last process can audit receipts."""
         self.joules_per_token: float | None = None
         self._shifts: BusyHour | None = None
         self._ends, self._last_end = 0, ""
@@ -407,11 +422,13 @@ class TrainerProcess:
         self._worked()
         self.threads, joules = answer["threads"], answer["joules"]
         self.joules_per_token = joules / answer["tokens"] if joules is not None else None
-        data = self._contribution.view.toreadonly()
+        region = self._contribution.view.toreadonly()
+        size = len(region) - self._settings.receipt_bytes
         told = ("tokens", "steps", "loss", "norm", "reward", "kl", "margin", "accuracy", "informative")
         return Contribution(
             task.round,
-            data=data,
+            data=region[:size],
+            receipts=region[size : size + answer["receipts"]],
             tried=tuple(tried),
             losses=tuple(SourceLoss(**each) for each in answer["losses"]),
             answers=tuple(RatedAnswer(**each) for each in answer["answers"]),
@@ -455,6 +472,18 @@ class TrainerProcess:
             raise NotMeasured(answer["reason"])
         losses = {str(each["source"]): float(each["loss"]) for each in answer.get("losses", ()) if each["tokens"]}
         return EvaluatedLoss(float(answer["loss"]), losses, tuple(map(str, answer["samples"])))
+
+    async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
+        """Audit as `TrainerLink.audit` describes."""
+        assert state.nbytes == self._theta.size, "the trainer reads the region it was given at its start"
+
+        def hear(message: dict[str, Any]) -> None:
+            self._tell_of_missing(message)
+
+        points = [{"share": each.share, "rows": each.rows, "claimed": each.claimed.hex()} for each in task.points]
+        fields = {"result": str(task.result), "rate": task.rate, "momentum": task.momentum, "points": points}
+        answer = await self._ask_alone("audit", hear, task=fields)
+        return [math.nan if each is None else float(each) for each in answer["cosines"]]
 
     def report_missing(self, report: Callable[[Hash, int], None]) -> None:
         """Report missing blocks as `TrainerLink.report_missing` describes."""
@@ -636,6 +665,7 @@ class TrainerProcess:
         if self._paused:
             channel.send({"do": "pause"})
         self._measures_power = bool(answer["measures_power"])
+        self.audits = bool(answer["audits"])
         self._emit(TrainerStarted(channel.process.pid))
         self._tell_power()
         self._wake()

@@ -32,7 +32,7 @@ no clock and holds no key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from protocol.agreement.events import (
     AmendmentHeld,
@@ -181,6 +181,10 @@ class RoundMachine:
     def note_training(self, ahead_s: float) -> None:
         """Note for how many seconds members have trained for this round before it began."""
         self.state.closing.note_training(ahead_s)
+
+    def note_aside(self, peers: Collection[PeerId]) -> None:
+        """Note the members that we have set aside, before the first event of the round (`protocol.audit.receipts`)."""
+        self.state.closing.note_aside(peers)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

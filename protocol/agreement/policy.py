@@ -58,6 +58,8 @@ from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, membe
 # * Of newcomers that drew the same lease of rows, only the first in this order is a member (`protocol.chain.leases`).
 # * While strangers are on probation, one newcomer is tried for every `TRIED` other members.  Peers that were members before
 #   come first, and peers that stalled when they were tried come last.
+# * Members that we have set aside, because their receipts were not right, have a place only if view changes demand it, or if
+#   the record would otherwise have too few members.
 # * Newcomers own no chunks in their first round: a chunk that passes from one unresponsive owner to the next would delay the
 #   exchange each time.  A peer that kept an exchange waiting owns no chunks either until its probation is over, as long as
 #   other members can average.
@@ -188,6 +190,7 @@ class ClosingPolicy:
 
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, lateness: LatenessMemory, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.lateness = me, settings, base, lateness
+        self._aside = frozenset[PeerId]()
         self._judging, self._deputised = base, deputised(base, ())
         self.readys: dict[PeerId, SignedReady] = {}
         self.amendment: bytes | None = None
@@ -254,7 +257,7 @@ class ClosingPolicy:
         at_work, coming = list[PeerId](), list[PeerId]()
         self._judging = self._deputised if self.hears_no_elector(view) else self.base
         for peer in view:
-            if peer not in self.readys:
+            if peer not in self.readys and peer not in self._aside:
                 seen = view[peer]
                 if (seen.on_tip or seen.near) and self._share(peer) > 0:
                     (at_work if seen.on_tip else coming).append(peer)
@@ -263,6 +266,10 @@ class ClosingPolicy:
     def note_training(self, ahead_s: float) -> None:
         """Note the seconds for which members trained for this round before it began, which are part of their work."""
         self._begun -= ahead_s
+
+    def note_aside(self, peers: Collection[PeerId]) -> None:
+        """Note the members that we have set aside: the round does not wait for them, and our plans leave them out."""
+        self._aside = frozenset(peers) - {self.me}
 
     def can_wait(self, peer: PeerId) -> bool:
         """Return True if the READY of `peer` may wait for the next `gather`, because it alone cannot close the round.
@@ -377,8 +384,9 @@ class ClosingPolicy:
         ]
 
     def held(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """Return the electors from which we hold a READY for our state."""
-        return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
+        """Return the electors from which we hold a READY for our state, and which we have not set aside."""
+        agreed = self.agreed(view, digest)
+        return [peer for peer in agreed if peer in self.base.electors and peer not in self._aside]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
         """Return the plan of the ready peers; None if they are too few, or if a peer in `held` is not ready on our state.
@@ -408,7 +416,12 @@ class ClosingPolicy:
         return self._planned[1]
 
     def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
-        """Return the places of the ready peers, the most important first, as many as a plan may have."""
+        """Return the places of the ready peers, the most important first, as many as a plan may have.
+
+        A member that is set aside has a place if view changes demand it, or if the others are too few for a record.
+        """
+        others = [peer for peer in ready if peer not in self._aside or peer in held]
+        ready = others if len(others) >= self.settings.min_members else ready
         peers = choose_members(self._judging, self.lateness.members, ready, held)
         places = {PeerId(each.peer): each for each in within_uses(self.base, {peer: self.member(peer) for peer in peers})}
         apart = reading_apart(self.settings, self.base, [*places])

@@ -675,6 +675,37 @@ class PeerEjected(Event, severity="warning", is_alarm=True):
 
 
 @dataclass(frozen=True)
+class ContributionAudited(Event, severity="debug"):
+    """This peer computed receipts of a member's rows again.
+
+    verdict: sound, suspect, or none if that tells nothing.  alike, level: mean cosines of the member's rows and of our own;
+    None without any.
+    """
+
+    round: int
+    peer: str
+    verdict: str
+    alike: float | None
+    level: float | None
+
+    def _words(self, name: Naming) -> str:
+        numbers = f"{number(self.alike)}, ours {number(self.level)}"
+        return f"receipts of {name(self.peer)} in round {self.round}: {self.verdict} (alike by {numbers})"
+
+
+@dataclass(frozen=True)
+class MemberSetAside(Event, severity="warning", is_alarm=True):
+    """This peer has set a member aside, whose receipts were not right, until round `until`."""
+
+    peer: str
+    reason: str
+    until: int
+
+    def _words(self, name: Naming) -> str:
+        return f"{name(self.peer)} is set aside until round {self.until}: {clean(self.reason)}"
+
+
+@dataclass(frozen=True)
 class AuditDone(Event, severity="debug"):
     """Before the vote, this peer was to recompute `chunks` averages of other peers, and recomputed `checked` of them.
 

@@ -11,6 +11,8 @@ from protocol.formats.section import PRINTABLE, Problems, Section
 MAX_STEP_TOKENS = 1 << 26
 MAX_PROMPTS = 4
 """Most prompts of a run."""
+RECEIPT_BYTES = 130
+"""Bytes of the receipt of a row (`trainer.receipts`)."""
 
 Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 import trio
 
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import WhyIdle
+from protocol.wire.identity import PeerId
 from protocol.wire.presence import Measurement, Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -107,6 +108,7 @@ class Activity:
         self._trains_on, self._busy = False, ""
         self._refusal, self._is_admitted = "", False
         self.measured: Measurement | None = None
+        self.aside: list[PeerId] = []
         self.was_away = True
         """True if we were restarted, frozen, suspended or cut off and no record was made since: others may have continued
         without us."""
@@ -139,6 +141,10 @@ class Activity:
     def tell_measured(self, measured: Measurement | None) -> None:
         """Report this held-out loss in our heartbeats from now on; None to report no loss."""
         self.measured = measured
+
+    def tell_aside(self, peers: Sequence[PeerId]) -> None:
+        """Name these members as set aside in our heartbeats from now on."""
+        self.aside = list(peers)
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         """Set our activity; while the permit is suspended, only `STOPPING` is shown at once, other phases afterwards."""

@@ -158,6 +158,7 @@ class Heartbeats:
             bound=activity.bound,
             measured=activity.measured,
             admission=b"" if history.has_member(self._session.me) else settings.admission,
+            aside=list(activity.aside),
         )
 
     def neighbours(self, counted: Callable[[PeerId], float | None]) -> list[SwarmPeer]:

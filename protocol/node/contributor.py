@@ -125,7 +125,8 @@ class OwnTrainer:
     """The trainer of this peer, which computes nothing while the permit is suspended.
 
     link: None if this peer does not train.  blocks: fetches what the trainer reads; None in a run without corpora.  initial:
-    the weights with which preferences are compared; None in other runs.
+    the weights with which preferences are compared; None in other runs.  keep_receipts: keeps the receipts of a contribution
+    for auditors, and returns their hash for READY.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class OwnTrainer:
         activity: Activity,
         blocks: LeasedBlocks | None = None,
         initial: InitialWeights | None = None,
+        keep_receipts: Callable[[memoryview], Hash | None] = lambda receipts: None,
     ) -> None:
+        self.keep_receipts = keep_receipts
         self.link, self.pace, self.activity, self._blocks, self._initial = link, pace, activity, blocks, initial
         self.permit = activity.permit
         if link is not None:
@@ -578,6 +581,7 @@ class Contributor:
             against=work.against or (self._rollouts.against(base.tasks) if self._rollouts is not None else None),
             losses=self._losses(contribution),
             stretches=stretches_from(first_rows(work.stretches, contribution.steps)),
+            receipts=self._own.keep_receipts(contribution.receipts),
         )
         envelope = self._session.seal(ready)
         work.commit(contribution, leaves, ready, envelope.raw)

@@ -32,6 +32,7 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.exchanges import ResultSources
 from protocol.node.initial_weights import INITIAL, InitialWeights
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
+from protocol.node.receipts import ReceiptAudits
 from protocol.node.round_parts import RoundPeers, VoteLog
 from protocol.node.rounds import Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
@@ -116,7 +117,8 @@ class Node:
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._initial = initial = self._make_initial_weights(fetcher)
-        own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial)
+        self.audits = ReceiptAudits(session, replica, membership, activity, offload, self._trainer)
+        own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial, self.audits.keep)
         self._contributor = Contributor(session, replica, settings, offload, own_trainer, self.extensions, self._rollouts)
         self._rounds = rounds = self._make_rounds(fetcher)
         self._ejections.listeners.append(rounds.on_verdict)
@@ -184,7 +186,7 @@ class Node:
         session, replica, membership = self._session, self._replica, self._membership
         router = MessageRouter(session, self._guard, decoding, self._handshake, self._ejections, membership)
         router.add(self._handshake, self._swarm, self._detector, self._rounds, self._ejections, self._evaluator)
-        router.add(Serving(replica, self._offload), self.extensions, self._census)
+        router.add(Serving(replica, self._offload), self.extensions, self._census, self.audits)
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
@@ -193,7 +195,7 @@ class Node:
         peers = RoundPeers(session, self._guard, self._handshake, membership, self._ejections, self._activity)
         votes = VoteLog(session, replica, offload, membership, is_copy=self._settings.is_copy)
         sources = ResultSources(fetcher, membership, self._activity)
-        return Rounds(peers, replica, offload, votes, sources, self._contributor)
+        return Rounds(peers, replica, offload, votes, sources, self._contributor, self.audits)
 
     def _make_life(self) -> Life:
         session, replica, settings = self._session, self._replica, self._settings
@@ -290,6 +292,7 @@ class Node:
         work, ahead = self._rounds.work or self._contributor.ahead_in(round), self._contributor.ahead_in(round + 1)
         traffic = self._session.network.traffic()
         last, swarm = self._history.last, self._heartbeats.neighbours(self._life.pace.counted)
+        swarm = [self.audits.shown(each) for each in swarm]
         is_young = self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
         final = 0 if is_young else self._history.final  # a young history may still be replaced whole
         here = {self._session.me, *(known.peer for known in swarm if known.liveness == "alive")}

@@ -46,6 +46,7 @@ from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed, let_go
 from protocol.node.contributor import Contributor, Work
 from protocol.node.exchanges import Exchanges, ResultObtainer, ResultSources, RunningExchange
+from protocol.node.receipts import ReceiptAudits
 from protocol.node.round_parts import (
     Deliveries,
     EarlyReadyBuffer,
@@ -101,6 +102,8 @@ class RunningRound:
         self._lateness, self._deliveries = rounds.lateness, rounds.deliveries
         me, now = self.session.me, trio.current_time()
         self.machine = RoundMachine(me, self._replica.rounds, base, now, kept, self._lateness, abstains=abstains)
+        self._audits = rounds.audits
+        self.machine.note_aside(self._audits.aside(base.round))
         self.work, self.inbox = self._contributor.work_on(base), Inbox(self.session)
         ahead_s = self._contributor.ahead_s(self.work)
         self.machine.note_training(ahead_s)
@@ -293,6 +296,8 @@ class RunningRound:
         contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
         if contribution is not None:
             await self._say_ready(contribution, state)
+            if not self._replica.manifest.is_streamed:  # there the trainer trains on
+                await self._audits.run(self.base)
 
     async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
@@ -327,9 +332,10 @@ class Rounds:
         votes: VoteLog,
         sources: ResultSources,
         contributor: Contributor,
+        audits: ReceiptAudits,
     ) -> None:
         self.peers, self.replica, self.offload = peers, replica, offload
-        self.votes, self.sources, self.contributor = votes, sources, contributor
+        self.votes, self.sources, self.contributor, self.audits = votes, sources, contributor, audits
         self.lateness, self.deliveries = LatenessMemory(), Deliveries(peers)
         self.running: RunningRound | None = None
         self._readys = EarlyReadyBuffer(replica.history, replica.rounds.max_members)
@@ -356,6 +362,7 @@ class Rounds:
             self.running = None
         if isinstance(outcome, Commit):
             await self.votes.note_commit(base.electors, base.round + 1)
+            self.audits.note(base, outcome)
         return outcome
 
     async def hand_over(self) -> None:

@@ -27,7 +27,15 @@ from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
 from protocol.formats.rl import RlConfig
 from protocol.formats.section import PRINTABLE, Problems, Section
-from protocol.formats.training import DataConfig, Fraction, InnerConfig, Positive, SamplesConfig, TokenizerConfig
+from protocol.formats.training import (
+    RECEIPT_BYTES,
+    DataConfig,
+    Fraction,
+    InnerConfig,
+    Positive,
+    SamplesConfig,
+    TokenizerConfig,
+)
 from protocol.run.sections import (
     BUILTIN,
     CORPORA,
@@ -49,13 +57,15 @@ from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import MAX_USED_BY_ALL, Total, pack
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of the protocol that this software speaks.  Raise it if a kind of statement changes its name or its fields."""
 
 MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
 """Most voters on one record, and most founders."""
 MAX_MANIFEST_BYTES = 320 << 10
+MAX_RECEIPTS_BYTES = 32 << 20
+"""Most bytes of the receipts of a member's round; with more rows a run has none."""
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
 RESIDUAL_BYTES_PER_PARAMETER = 4
@@ -123,7 +133,7 @@ Founders = Annotated[
 class RoundSection(Section):
     """Length of a round, its participants, and the limits on waiting."""
 
-    LATER: ClassVar[frozenset[str]] = frozenset({"delay"})
+    LATER: ClassVar[frozenset[str]] = frozenset({"delay", "audits"})
 
     inner_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
     """Inner steps of a member between two exchanges of a parameter (H); a round has 1 / fragments of them."""
@@ -145,6 +155,8 @@ class RoundSection(Section):
     """Records on which an elector votes before it is senior; younger ones hold a quarter of the votes in an open run."""
     listen_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 6.0
     """Seconds for which a peer hears that most electors are not on a provisional record before it gives the record up."""
+    audits: bool = True
+    """Whether members keep receipts of the rows that they train on, which others audit."""
 
     def _problems(self) -> Problems:
         least, most = self.min_members, self.max_members
@@ -406,6 +418,13 @@ class RunManifest(Section, Body):
         return self.fragments > 1 or self.rounds.delay > 0
 
     @property
+    def receipt_bytes(self) -> int:
+        """Bytes of the receipts of a member's round; 0 in runs whose rows others cannot check, or not at public weights."""
+        told = RECEIPT_BYTES * self.round_steps * self.data.sequences_per_step
+        checked = self.rl is None and not self.data.is_local and self.data.format != "preference" and not self.is_streamed
+        return told if self.rounds.audits and checked and told <= MAX_RECEIPTS_BYTES else 0
+
+    @property
     def tokens_per_round(self) -> int:
         """Tokens that a member reads in a round of all its inner steps, which the loss counts at most."""
         return self.round_steps * self.data.sequences_per_step * self.data.row_tokens
@@ -563,6 +582,7 @@ class RunManifest(Section, Body):
         samples = {"samples": self.samples.model_dump()} if self.samples is not None else {}
         frozen: dict[str, Any] = {"adapter": self.adapter.model_dump()} if self.adapter is not None else {}
         frozen |= {"base_format": self.base.format} if self.base is not None else {}
+        frozen |= {"receipts": True} if self.receipt_bytes else {}
         return {
             **frozen,
             **learning,

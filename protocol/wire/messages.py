@@ -221,6 +221,10 @@ first steps.
 """
 
 
+ReceiptsField = Annotated[HashField | None, Field(exclude_if=lambda value: value is None)]
+"""Hash of the receipts of the rows that a member trained on; None, and not written, in runs without receipts."""
+
+
 class Pledge(Body):
     """The fields of a READY that its entry in plans and records repeats; `Ready` explains them."""
 
@@ -236,6 +240,7 @@ class Pledge(Body):
     against: SlotMask = None
     losses: Losses = b""
     stretches: StretchesField = b""
+    receipts: ReceiptsField = None
 
     def pledge(self) -> dict[str, Any]:
         """Return these fields by name."""
@@ -250,6 +255,7 @@ class Ready(OnState, Pledge):
     none. rollouts: in a run of reinforcement learning, the batches from which the contribution was made.
     against: the sets of tasks that the sender's counts exclude.  losses: the losses on the sources, in a run that mixes
     several.  stretches: the stretches of its column that the sender read, if it lacked blocks of its first steps.
+    receipts: in a run that audits, the hash of the receipts of the rows that the sender trained on.
     """
 
     KIND: ClassVar[str] = "ready"

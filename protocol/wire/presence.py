@@ -11,7 +11,7 @@ from protocol.events.status import WhyIdle
 from protocol.formats.section import PRINTABLE
 from protocol.formats.training import MAX_PROMPTS
 from protocol.team import MAX_TEAM
-from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, Body, Count, HashField, Number, Rate
+from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, Body, Count, HashField, Number, PeerField, Rate
 
 
 class Role(str, Enum):
@@ -41,6 +41,8 @@ class Phase(str, Enum):
 
 
 LossField = Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
+MAX_ASIDE = 4
+"""Most members that a heartbeat names as set aside."""
 MAX_LOSSES = 16
 """Most sources for which losses are stated."""
 MAX_SAMPLE = 300
@@ -108,6 +110,8 @@ class Heartbeat(Body):
     """The sender's newest measurement, while other peers may need it."""
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""
     """Proof that the sender was admitted, if no record names it; left out if there is none."""
+    aside: Annotated[list[PeerField], Field(max_length=MAX_ASIDE, exclude_if=lambda peers: not peers)] = []
+    """Members that the sender has set aside last, because their receipts were not right; left out if there are none."""
 
 
 class Goodbye(Body):

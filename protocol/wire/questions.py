@@ -85,6 +85,14 @@ class EvidenceRequest(Body):
     length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
 
 
+class ReceiptsRequest(Body):
+    """Request for bytes [offset, offset + length) of the receipts to which a READY commits."""
+
+    receipts: HashField
+    offset: Count
+    length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
+
+
 MAX_HOLDINGS_BYTES = 1 << 15
 
 

@@ -13,12 +13,21 @@ import trio
 
 from kernels.codecs.format import norm
 from protocol.chain.leases import Ranges, first_rows
+from protocol.formats.training import RECEIPT_BYTES
 from protocol.run.manifest import RunManifest
-from protocol.trainer_link import ComputeTask, Contribution, EvaluatedLoss, Progress, TrainerDied
+from protocol.trainer_link import AuditTask, ComputeTask, Contribution, EvaluatedLoss, Progress, TrainerDied
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash, hash_bytes
 
 EVALUATION_PARTS = 4
+
+
+def receipts_of(rows: Ranges) -> bytes:
+    """What stands for the receipts of rows: their numbers."""
+    numbers = np.concatenate([np.arange(start, end, dtype="<u8") for start, end in rows]) if rows else np.zeros(0, "<u8")
+    receipts = np.zeros((len(numbers), RECEIPT_BYTES), np.uint8)
+    receipts[:, :8] = numbers.view(np.uint8).reshape(-1, 8)
+    return receipts.tobytes()
 
 
 class ArithmeticTrainer:
@@ -117,7 +126,32 @@ class ArithmeticTrainer:
             self._layout.format.encode(delta[span.values], data[span.encoded])
         self._on_contribution(data, read)
         loss = float(np.mean((values - target) ** 2))
-        return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data)
+        receipts = memoryview(self._receipts_of(read) if self.audits else b"")
+        return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data, receipts=receipts)
+
+    @property
+    def audits(self) -> bool:
+        return self._manifest.receipt_bytes > 0
+
+    def _receipts_of(self, rows: Ranges) -> bytes:
+        """In place of receipts: the numbers of the rows."""
+        return receipts_of(rows)
+
+    async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
+        """Takes as long as an inner step for each point."""
+        assert task.result.exists() and len(state) == self._manifest.state_bytes
+        found, deaths = list[float](), self._deaths
+        with self._one_at_a_time():
+            for point in task.points:
+                await self._resumed.wait()
+                await trio.sleep(self.step_s)
+                self._die_if_killed(deaths)
+                true = receipts_of(tuple((row, row + 1) for row in point.rows))
+                for start in range(0, len(true), RECEIPT_BYTES):
+                    span = slice(start, start + RECEIPT_BYTES)
+                    found.append(0.9 if point.claimed[span] == true[span] else 0.0)
+        self.said.append("audited")
+        return found
 
     def finish(self) -> None:
         self._finish = True

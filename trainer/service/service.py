@@ -1,8 +1,8 @@
 """Service of the trainer process, which runs a peer's commands from a socket and reports results.
 
-Commands: configure, initialise, compute, evaluate (each answered with the command's `id`), finish, abandon, pause, resume,
-threads, pace; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with one
-sentence and ends the process; the peer then starts a new process.
+Commands: configure, initialise, compute, audit, evaluate (each answered with the command's `id`), finish, abandon, pause,
+resume, threads, pace; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with
+one sentence and ends the process; the peer then starts a new process.
 
 A computation or an evaluation that needs a missing block reports the block, and looks for it again.
 
@@ -40,7 +40,7 @@ from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutWorker
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
-from trainer.worker import BeyondLimits, Task, Worker
+from trainer.worker import AuditPoint, AuditTask, BeyondLimits, Task, Worker
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Limits on power and on load: the trainer rests between steps to keep a GPU's average power below a number of watts, and its
@@ -229,6 +229,8 @@ class Service:
                 return {}
             case "compute":
                 return self._compute(job)
+            case "audit":
+                return self._audit(job)
             case "keep_version":
                 self._rollouts.keep_version(job.message["version"], self._map_theta())
                 return {}
@@ -271,7 +273,9 @@ class Service:
             self._rollout_worker = RolloutWorker.of(config, device, tokenizer, generator, base)
         self._pace = WorkPace(meter_of(*devices))
         if self._worker is not None:
-            self._contribution = memoryview(mmap.mmap(self._contribution_fd, self._worker.layout.payload_bytes))
+            size = self._worker.layout.payload_bytes
+            region = memoryview(mmap.mmap(self._contribution_fd, size + config.receipt_bytes))
+            self._contribution, self._receipts = region[:size], region[size:]
         return {
             "device": f"{len(devices)} x {device}" if devices.count(device) > 1 else ", ".join(map(str, devices)),
             "precision": PRECISIONS[speed.dtype],
@@ -280,6 +284,7 @@ class Service:
             "parameters": config.parameters,
             "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,
+            "audits": self._worker is not None and self._worker.audits,
         }
 
     def _generate(self, job: Job) -> dict[str, Any]:
@@ -330,17 +335,36 @@ class Service:
             self._send(job, "progress", waits=False)
         self._begin(job)
         self._pace.spent = self._pace.rested = 0.0
+        receipts = b""
         if task.rollouts:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
             learner = Learner(self._rollouts.config, worker.work)
             done = self._rollouts.learn(task, learner, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step, between, applied)
+            receipts = worker.receipts.tobytes()
+            self._receipts[: len(receipts)] = receipts
         task.check(done.loss, done.norm)
         ranks = self._ranks.count if self._ranks is not None else 1
         joules = ranks * self._pace.spent if self._pace.measures else None
         threads = ranks * torch.get_num_threads()
-        return {**asdict(done), "threads": threads, "joules": joules, "rested": self._pace.rested}
+        told = {"threads": threads, "joules": joules, "rested": self._pace.rested, "receipts": len(receipts)}
+        return {**asdict(done), **told}
+
+    def _audit(self, job: Job) -> dict[str, Any]:
+        def between(missing: BlockMissing | None) -> bool:
+            if missing is not None:
+                self._send(job, "progress", waiting=_block(missing))
+                self._inbox.wait(BLOCK_WAIT_S, job)
+            self._rest(job)
+            self._begin(job)
+            return False
+
+        fields = job.message["task"]
+        points = [
+            AuditPoint(point["share"], point["rows"], bytes.fromhex(point["claimed"])) for point in fields.pop("points")
+        ]
+        return {"cosines": self._ready().audit(AuditTask(**fields, points=points), self._map_state(), between)}
 
     def _begin(self, job: Job) -> None:
         """Wait while paused, and begin the next piece of a job.  Raises `Abandoned` if the job was abandoned."""
@@ -433,6 +457,11 @@ class Service:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         count = self._configured().parameters
         return np.frombuffer(mmap.mmap(self._theta_fd, 4 * count, access=access), dtype="<f4", count=count)
+
+    def _map_state(self) -> np.ndarray:
+        """Map the swarm's parameters and their momentum, fp32, one behind the other."""
+        count = 2 * self._configured().parameters
+        return np.frombuffer(mmap.mmap(self._theta_fd, 4 * count, access=mmap.ACCESS_READ), dtype="<f4", count=count)
 
     def _send(self, job: Job, kind: str, **fields: Any) -> None:
         try:

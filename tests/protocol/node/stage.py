@@ -18,6 +18,7 @@ from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
+from protocol.node.receipts import ReceiptAudits
 from protocol.node.round_parts import RoundPeers
 from protocol.node.rounds import Rounds
 from protocol.node.router import MessageRouter
@@ -61,7 +62,8 @@ class Stage:
         swarm = Swarm(session, self.membership, ReplicaShelf(replica).find, at_once)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once)
         peers, nothing = RoundPeers(session, guard, handshake, self.membership, self.ejections, activity), cast("Any", None)
-        rounds = Rounds(peers, replica, at_once, nothing, nothing, nothing)
+        audits = ReceiptAudits(session, replica, self.membership, activity, at_once, None)
+        rounds = Rounds(peers, replica, at_once, nothing, nothing, nothing, audits)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
         self.router.add(
@@ -72,6 +74,7 @@ class Stage:
             self.ejections,
             Evaluator(session, replica, self.membership, None, activity),
             Serving(replica, at_once),
+            audits,
             self.extensions,
         )
 

@@ -1,0 +1,257 @@
+"""Receipts of rows: whom a peer audits, its verdicts, and the members that it sets aside.  Pure.
+
+A member's READY commits to the receipts of the rows that it trained on (`trainer.receipts`).  After the round each peer
+computes some rows of a few members again, at weights that everybody knows, and compares.  Nobody has to believe anybody: a
+verdict counts only at the peer that came to it.  What another elector says makes us audit its suspect next, and no more.
+
+A peer that is set aside does not count as ready here, and gets no place in our plans while others suffice
+(`protocol.agreement.policy`): so it gains no tokens and, once enough electors have found out, no vote.  After some rounds it
+gets another chance, and is audited first.  docs/internals/receipts.md says what this finds, and what it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from statistics import fmean
+
+from protocol.bounds import BoundedDict
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import MAX_ASIDE
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The verdict on some rows.
+
+
+class ReceiptVerdict(Enum):
+    """Outcome of an audit.  NONE: an audit can tell nothing, because honest receipts are not alike enough."""
+
+    SOUND = "sound"
+    SUSPECT = "suspect"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class VerdictRule:
+    """Rule of the verdict.
+
+    least_level: level below which there is no verdict.  mean: share of the level under which the mean of the rows is
+    suspect.
+    """
+
+    least_level: float = 0.6
+    mean: float = 0.7
+
+
+RULE = VerdictRule()
+"""Bounds chosen on the runs of docs/results/receipts.md.  Single rows do not count: beside a member that cheats, single rows
+of honest members are unlike, too."""
+
+
+def verdict(rows: Iterable[float], level: float, rule: VerdictRule = RULE) -> ReceiptVerdict:
+    """Return the verdict on rows with these cosines, of which nan do not count.
+
+    level: mean cosine of the auditor's own rows of the round, audited at the same weights; nan for none.
+    """
+    known = [each for each in rows if not math.isnan(each)]
+    if not level >= rule.least_level or not known:
+        return ReceiptVerdict.NONE
+    return ReceiptVerdict.SUSPECT if fmean(known) < rule.mean * level else ReceiptVerdict.SOUND
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The draw of rows.
+
+
+@dataclass(frozen=True)
+class RowDraw:
+    """Number of inner steps, and of rows of each, of a member and of the auditor."""
+
+    steps: int
+    rows: int
+    own_rows: int
+
+    @property
+    def cost(self) -> int:
+        """Rows to compute."""
+        return self.steps * (self.rows + self.own_rows)
+
+
+FIRST, SECOND = RowDraw(4, 2, 4), RowDraw(8, 2, 2)
+"""The draws of an audit; the second one is for members that the first one made suspect."""
+
+
+def drawn_rows(
+    random: Random, draw: RowDraw, steps: int, own_steps: int, width: int
+) -> list[tuple[int, list[int], list[int]]]:
+    """Return the inner steps to audit, in order, each with places of rows of the member and of the auditor in that step.
+
+    steps: those that the member and the auditor have both done are drawn from.  width: rows of a step.
+    """
+    common = min(steps, own_steps)
+    places = sorted(random.sample(range(common), min(draw.steps, common)))
+    return [
+        (
+            place,
+            sorted(random.sample(range(width), min(draw.rows, width))),
+            sorted(random.sample(range(width), min(draw.own_rows, width))),
+        )
+        for place in places
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What this peer knows of the members.
+
+
+EACH_ROUND = 2.0
+"""Audits of a member that has no clean history in a round, by all other members together."""
+RARELY, FADES = 0.1, 0.9
+"""Each sound audit makes the next one of that member less likely by `FADES`, down to `RARELY` (as in rollouts)."""
+SHARE = 0.02
+"""Most rows that audits compute, as a share of the rows that this peer trains on."""
+SAVED = 4 * FIRST.cost
+"""Most rows that are saved up for audits."""
+ASIDE_ROUNDS, MOST_ASIDE_ROUNDS = 20, 320
+"""Rounds for which a member is set aside, at first and at most; each time twice as many."""
+MOST_WITHHELD = 3
+"""Times in a row that a member may fail to send the receipts to which it has committed."""
+MAX_KNOWN = 2048
+MAX_ACCUSED = 64
+
+
+@dataclass
+class MemberRecord:
+    """What we know of a member.
+
+    sound: sound audits in a row.  audits: audits with a verdict.  withheld: times in a row without its receipts.
+    until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
+    reason: why it was set aside last.
+    """
+
+    sound: int = 0
+    audits: int = 0
+    withheld: int = 0
+    until: int = 0
+    times: int = 0
+    reason: str = ""
+
+    @property
+    def chance(self) -> float:
+        """Chance of an audit, relative to that of a member without a clean history."""
+        return max(RARELY, FADES**self.sound)
+
+
+class AuditBook:
+    """The members that this peer has audited, and the rows that it may still compute."""
+
+    def __init__(self, share: float = SHARE) -> None:
+        self._share, self._rows = share, 0.0
+        self._known = BoundedDict[PeerId, MemberRecord](MAX_KNOWN, lambda peer, known: not known.times)
+        self._accused = BoundedDict[PeerId, None](MAX_ACCUSED)
+        self._heard = BoundedDict[tuple[PeerId, PeerId], None](MAX_KNOWN)
+        """Pairs of accuser and accused that have had their audit."""
+
+    @property
+    def known(self) -> Mapping[PeerId, MemberRecord]:
+        """The members of which we know something."""
+        return self._known
+
+    def of(self, peer: PeerId) -> MemberRecord:
+        """Return the record of a member, which is kept."""
+        return self._known.setdefault(peer, MemberRecord())
+
+    # -- whom to audit ------------------------------------------------------------------------------------------------
+
+    def trained(self, rows: int) -> None:
+        """Note the rows of a round of ours, a share of which is saved for audits."""
+        self._rows = min(SAVED, self._rows + self._share * rows)
+
+    def spend(self, draw: RowDraw) -> None:
+        """Note that the rows of a draw are computed."""
+        self._rows -= draw.cost
+
+    def accuse(self, accuser: PeerId, accused: PeerId) -> None:
+        """Note that an elector has set a member aside, which we audit next; each accuser is heard once about a member."""
+        if (accuser, accused) not in self._heard:
+            self._heard[accuser, accused] = None
+            self._accused[accused] = None
+
+    def chosen(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
+        """Return the members to audit after a round, the accused first; as many as we may compute rows for.
+
+        members: the others of the round.
+        """
+        each = EACH_ROUND / max(1, len(members))
+        order = [peer for peer in sorted(members) if not self.is_aside(peer, round)]
+        random.shuffle(order)
+        accused = [peer for peer in order if peer in self._accused]
+        drawn = [peer for peer in order if random.random() < each * self._chance(peer) and peer not in accused]
+        return [*accused, *drawn][: max(0, int(self._rows // FIRST.cost))]
+
+    def _chance(self, peer: PeerId) -> float:
+        known = self._known.get(peer)
+        return known.chance if known is not None else 1.0
+
+    # -- verdicts -----------------------------------------------------------------------------------------------------
+
+    def is_aside(self, peer: PeerId, round: int) -> bool:
+        """Return True if a member is set aside in this round."""
+        known = self._known.get(peer)
+        return known is not None and round < known.until
+
+    def aside(self, round: int) -> frozenset[PeerId]:
+        """Return the members that are set aside in this round."""
+        return frozenset(peer for peer in self._known if self.is_aside(peer, round))
+
+    def sound(self, peer: PeerId) -> None:
+        """Note an audit that found nothing."""
+        known = self.of(peer)
+        known.sound, known.audits, known.withheld = known.sound + 1, known.audits + 1, 0
+        self._accused.pop(peer, None)
+
+    def told_nothing(self, peer: PeerId) -> None:
+        """Note receipts that arrived, but allow no verdict."""
+        self.of(peer).withheld = 0
+        self._accused.pop(peer, None)
+
+    def withheld(self, peer: PeerId, round: int) -> bool:
+        """Note receipts that were not sent; return True if the member is set aside for that."""
+        known = self.of(peer)
+        known.sound, known.withheld = 0, known.withheld + 1
+        if known.withheld < MOST_WITHHELD:
+            return False
+        return self.set_aside(peer, round, f"it did not send the receipts of its rows {MOST_WITHHELD} times")
+
+    def set_aside(self, peer: PeerId, round: int, reason: str) -> bool:
+        """Set a member aside from this round on; return False if it was set aside already."""
+        if self.is_aside(peer, round):
+            return False
+        known = self.of(peer)
+        known.sound, known.withheld, known.reason = 0, 0, reason
+        known.audits, known.times = known.audits + 1, known.times + 1
+        known.until = round + min(MOST_ASIDE_ROUNDS, ASIDE_ROUNDS * 2 ** (known.times - 1))
+        self._accused.pop(peer, None)
+        return True
+
+    def lift(self, peer: PeerId) -> bool:
+        """Let a member take part again; return False if it was not set aside."""
+        known = self._known.get(peer)
+        if known is None or not known.until:
+            return False
+        known.until = 0
+        return True
+
+    def said(self, round: int) -> list[PeerId]:
+        """Return the members set aside last, for our heartbeats."""
+        aside = sorted(self.aside(round), key=lambda peer: -self._known[peer].until)
+        return sorted(aside[:MAX_ASIDE])
+
+
+def mean_of(rows: Sequence[float]) -> float:
+    """Return the mean of the cosines that are not nan; nan if there are none."""
+    known = [each for each in rows if not math.isnan(each)]
+    return fmean(known) if known else math.nan

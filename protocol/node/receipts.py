@@ -1,0 +1,268 @@
+"""Audits of the last round's receipts (`protocol.audit.receipts`): serving ours, fetching others', and computing rows again.
+
+An audit runs while our trainer has nothing to do: after our READY, until the round is over.  It concerns the round before,
+whose result is in our state, so the weights on the way to it follow from the state and the result, which is on disk.
+A trainer that trains ahead, or that has several processes, does not audit; it still keeps receipts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from random import Random
+
+from protocol.audit.receipts import (
+    FIRST,
+    SECOND,
+    AuditBook,
+    ReceiptVerdict,
+    RowDraw,
+    drawn_rows,
+    mean_of,
+    verdict,
+)
+from protocol.chain.base import Base
+from protocol.chain.leases import rows_among, stretches_in
+from protocol.chain.replica import Replica
+from protocol.chain.results import ResultName
+from protocol.events.events import ContributionAudited, MemberSetAside, Notice
+from protocol.events.status import SwarmPeer
+from protocol.formats.training import RECEIPT_BYTES
+from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
+from protocol.offload import Offload
+from protocol.trainer_link import AuditPoint, AuditTask, NotMeasured, TrainerDied, TrainerLink
+from protocol.transport.handlers import Statement, answers, hears_news
+from protocol.transport.interface import NetworkError, Refused, Session
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Member, Record
+from protocol.wire.presence import Heartbeat
+from protocol.wire.questions import SLICE_BYTES, ReceiptsRequest
+
+ROUNDS_SERVED = 3
+"""Newest rounds of ours whose receipts others can fetch."""
+FETCH_S = 30.0
+"""Timeout for each slice of a member's receipts."""
+
+
+def receipts_hash(receipts: bytes | memoryview) -> Hash:
+    """Return the name of the receipts of a contribution, to which its READY commits."""
+    return hash_bytes("receipts", receipts)
+
+
+@dataclass(frozen=True)
+class _LastRound:
+    """The last committed round.  base: that it stands on.  receipts: ours.  me: our entry in its record."""
+
+    base: Base
+    commit: Commit
+    receipts: bytes
+    me: Member
+
+    @property
+    def record(self) -> Record:
+        return self.commit.record
+
+    @property
+    def mean_steps(self) -> float:
+        """Inner steps of the members, weighed as in the result, by their tokens."""
+        members = self.record.members
+        return sum(each.steps * each.tokens for each in members) / sum(each.tokens for each in members)
+
+
+class ReceiptAudits:
+    """This peer's audits of the members of one run.  trainer: None if this peer does not train."""
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        membership: Membership,
+        activity: Activity,
+        offload: Offload,
+        trainer: TrainerLink | None,
+    ) -> None:
+        self._session, self._replica, self._membership = session, replica, membership
+        self._activity, self._offload, self._trainer = activity, offload, trainer
+        self._book = AuditBook()
+        self._own: dict[Hash, bytes] = {}
+        """Our receipts of the last rounds, by their names."""
+        self._last: _LastRound | None = None
+        self._accusers: set[PeerId] = set()
+        """Electors that have set this peer aside."""
+
+    # -- what the rounds need -----------------------------------------------------------------------------------------
+
+    def aside(self, round: int) -> frozenset[PeerId]:
+        """Return the members that are set aside in a round, and say so in heartbeats."""
+        self._activity.tell_aside(self._book.said(round))
+        return self._book.aside(round)
+
+    def keep(self, receipts: memoryview) -> Hash | None:
+        """Keep the receipts of a contribution for auditors; return their name, None if there are none."""
+        if not receipts:
+            return None
+        kept = bytes(receipts)
+        name = receipts_hash(kept)
+        self._own[name] = kept
+        while len(self._own) > ROUNDS_SERVED:
+            del self._own[next(iter(self._own))]
+        return name
+
+    def note(self, base: Base, commit: Commit) -> None:
+        """Note a committed round, which is audited during the next one if we were a member."""
+        me = next((each for each in commit.record.members if each.peer == self._session.me), None)
+        receipts = self._own.get(Hash(me.receipts)) if me is not None and me.receipts is not None else None
+        self._last = _LastRound(base, commit, receipts, me) if me is not None and receipts is not None else None
+        if receipts is not None:
+            self._book.trained(len(receipts) // RECEIPT_BYTES)
+
+    def shown(self, peer: SwarmPeer) -> SwarmPeer:
+        """Return another peer, as the status shows it, with what our audits found."""
+        known = self._book.known.get(PeerId(peer.peer))
+        if known is None:
+            return peer
+        if not self._book.is_aside(PeerId(peer.peer), self._replica.history.length):
+            return replace(peer, audits=known.audits)
+        return replace(peer, audits=known.audits, set_aside=known.reason, aside_until=known.until)
+
+    def lift(self, peer: PeerId) -> bool:
+        """Let a member take part again from the next round on; return False if it is not set aside here."""
+        return self._book.lift(peer)
+
+    # -- others -------------------------------------------------------------------------------------------------------
+
+    @answers("receipts", ReceiptsRequest)
+    async def answer(self, peer: PeerId, question: ReceiptsRequest) -> bytes:
+        """Return a slice of our receipts; raise `Refused` if they are not here."""
+        receipts = self._own.get(Hash(question.receipts))
+        if receipts is None:
+            raise Refused("those receipts are not here")
+        return receipts[question.offset : question.offset + question.length]
+
+    @hears_news(Heartbeat)
+    def hear_heartbeat(self, said: Statement[Heartbeat]) -> None:
+        """Audit next those whom an elector has set aside; tell the user if it is us."""
+        aside, me = said.body.aside, self._session.me
+        if me in aside and said.sender not in self._accusers:
+            self._accusers.add(said.sender)
+            name = self._membership.name(said.sender)
+            text = (
+                f"{name} has set this peer aside, because the receipts of the rows that it trained on were not right; if "
+                "you changed nothing, check that this computer's memory is sound, and that its software is unchanged"
+            )
+            self._session.emit(Notice("warning", text))
+        elif me not in aside:
+            self._accusers.discard(said.sender)
+        if said.sender in self._replica.base.electors:
+            for peer in aside:
+                if peer != me:
+                    self._book.accuse(said.sender, PeerId(peer))
+
+    # -- audits -------------------------------------------------------------------------------------------------------
+
+    async def run(self, base: Base) -> None:
+        """Audit members of the round before the one on `base`; the caller cancels this when the round is over."""
+        last, trainer = self._last, self._trainer
+        if last is None or trainer is None or not trainer.audits or last.base.round + 1 != base.round:
+            return
+        others = (each for each in last.record.members if each.peer != self._session.me and each.tokens > 1)
+        members = {PeerId(each.peer): each for each in others}  # a member that trained on nothing claims one token
+        seed = self._session.identity.sign(b"manyhands receipts 1" + base.tip)
+        random = Random(hash_bytes("receipts draw", seed))
+        for peer in self._book.chosen(random, members.keys(), base.round):
+            try:
+                await self._audit(trainer, last, members[peer], random)
+            except (TrainerDied, NotMeasured) as problem:
+                self._session.emit(Notice("debug", f"an audit of receipts ended early: {problem}"[:200]))
+                return
+
+    async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, random: Random) -> None:
+        peer, round = PeerId(member.peer), last.base.round + 1
+        claimed = await self._fetch(peer, member)
+        if claimed is None:
+            if self._book.withheld(peer, round):
+                self._tell_aside(peer, round)
+            return
+        result, alike, level = ReceiptVerdict.NONE, math.nan, math.nan
+        for draw in (FIRST, SECOND):
+            self._book.spend(draw)
+            rows, level = await self._look(trainer, last, member, claimed, draw, random)
+            result, alike = verdict(rows, level), mean_of(rows)
+            if result is not ReceiptVerdict.SUSPECT:
+                break
+        self._session.emit(ContributionAudited(last.record.round, peer, result.value, _rounded(alike), _rounded(level)))
+        if result is ReceiptVerdict.SUSPECT:
+            reason = f"its receipts of round {last.record.round} are alike by {alike:.2f}, and ours by {level:.2f}"
+            if self._book.set_aside(peer, round, reason):
+                self._tell_aside(peer, round)
+        elif result is ReceiptVerdict.SOUND:
+            self._book.sound(peer)
+        else:
+            self._book.told_nothing(peer)
+
+    def _tell_aside(self, peer: PeerId, round: int) -> None:
+        known = self._book.of(peer)
+        self._session.emit(MemberSetAside(peer, known.reason, known.until))
+        self.aside(round)
+
+    async def _look(
+        self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes, draw: RowDraw, random: Random
+    ) -> tuple[list[float], float]:
+        """Return the cosines of a member's rows, and the level."""
+        manifest, record = self._replica.manifest, last.record
+        width = manifest.data.sequences_per_step
+        drawn = drawn_rows(random, draw, member.steps, last.me.steps, width)
+        points = []
+        for place, theirs, ours in drawn:
+            rows = [*self._rows(last.base, member, place, theirs), *self._rows(last.base, last.me, place, ours)]
+            receipts = [_receipt(claimed, place * width + row) for row in theirs]
+            receipts += [_receipt(last.receipts, place * width + row) for row in ours]
+            points.append(AuditPoint(place / last.mean_steps, tuple(rows), b"".join(receipts)))
+        name = ResultName.of(record)
+        view = await self._offload(self._replica.store.results.view, name, self._replica.layouts.result.payload_bytes)
+        if view is None:
+            raise NotMeasured("the result of the last round is not on disk")
+        step = await self._offload(manifest.outer_step, record.round, [each.tokens for each in record.members], view)
+        path = self._replica.store.results.path(name)
+        found = iter(await trainer.audit(AuditTask(path, step.rate, step.momentum, tuple(points)), self._replica.state.view))
+        rows_found, own_found = list[float](), list[float]()
+        for _, theirs, ours in drawn:
+            rows_found += [next(found) for _ in theirs]
+            own_found += [next(found) for _ in ours]
+        return rows_found, mean_of(own_found)
+
+    def _rows(self, base: Base, member: Member, place: int, rows: list[int]) -> list[int]:
+        """Return the numbers of some rows of a member's inner step."""
+        manifest = self._replica.manifest
+        width = manifest.data.sequences_per_step
+        read = base.rows_read(manifest, PeerId(member.peer), member.steps, stretches_in(member.stretches))
+        step = [row for start, end in rows_among(read, ((place * width, (place + 1) * width),)) for row in range(start, end)]
+        return [step[row] for row in rows]
+
+    async def _fetch(self, peer: PeerId, member: Member) -> bytes | None:
+        """Return the receipts to which a member has committed; None if it does not send them."""
+        size = RECEIPT_BYTES * member.steps * self._replica.manifest.data.sequences_per_step
+        if member.receipts is None:
+            return None
+        found = bytearray()
+        while len(found) < size:
+            length = min(SLICE_BYTES, size - len(found))
+            question = ReceiptsRequest(receipts=member.receipts, offset=len(found), length=length).encode()
+            try:
+                piece = await self._session.network.request(peer, "receipts", question, timeout_s=FETCH_S)
+            except NetworkError:
+                return None
+            if len(piece) != length:
+                return None
+            found += piece
+        return bytes(found) if receipts_hash(bytes(found)) == member.receipts else None
+
+
+def _receipt(receipts: bytes, row: int) -> bytes:
+    return receipts[row * RECEIPT_BYTES : (row + 1) * RECEIPT_BYTES]
+
+
+def _rounded(cosine: float) -> float | None:
+    return None if math.isnan(cosine) else round(cosine, 3)

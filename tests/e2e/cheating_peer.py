@@ -1,0 +1,90 @@
+"""`peer`, whose trainer claims work that it does not do; and that trainer process.
+
+`CHEAT` in the environment names the cheat:
+
+zeros: contributes zeros, with receipts of noise.  stale: its first contribution and receipts, again and again.
+other rows: trains on rows that are not its own.  tenth: does a tenth of the steps, and claims all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+CHEAT = "CHEAT"
+TRAINER = "--cheating-trainer"
+ZEROS, STALE, OTHER_ROWS, TENTH = CHEATS = ("zeros", "stale", "other rows", "tenth")
+FAR = 10**6
+"""Rows between its own and those that it trains on."""
+
+
+def run_trainer() -> int:
+    """Be a trainer process that cheats."""
+    import numpy as np
+
+    from trainer.__main__ import main
+    from trainer.data.rows import Rows
+    from trainer.receipts import RECEIPT
+    from trainer.worker import Done, Task, Worker
+
+    cheat, honest, batch = sys.argv.pop(1), Worker.compute, Worker.batch
+    first: list[tuple[Done, bytes, np.ndarray]] = []
+    random = np.random.default_rng(0)
+
+    def noise(rows: int) -> np.ndarray:
+        made = np.zeros(rows, RECEIPT)
+        made["projections"] = random.integers(-127, 128, made["projections"].shape)
+        return made
+
+    def nothing(worker: Worker, task: Task, out: memoryview, after_step: Any) -> Done:
+        rows = worker.config.data.sequences_per_step
+        tokens = task.steps * rows * worker.config.data.sequence_length
+        out[:] = worker.layout.zeros()
+        after_step(task.steps, 3.0, tokens, 1e5)
+        worker.receipts = noise(task.steps * rows)
+        return Done(tokens, task.steps, 3.0, 1.0)
+
+    def compute(worker: Worker, task: Task, theta: Any, out: memoryview, after_step: Any, *others: Any, **more: Any) -> Done:
+        if cheat == ZEROS:
+            return nothing(worker, task, out, after_step)
+        if cheat == STALE and first:
+            done, encoded, worker.receipts = first[0]
+            out[:] = encoded
+            after_step(done.steps, done.loss, done.tokens, 1e5)
+            return done
+        fewer = replace(task, steps=max(1, task.steps // 10)) if cheat == TENTH else task
+        done = honest(worker, fewer, theta, out, after_step, *others, **more)
+        if cheat == TENTH:
+            worker.receipts = np.resize(worker.receipts, task.steps * worker.config.data.sequences_per_step)
+            done = replace(done, steps=task.steps, tokens=done.tokens * task.steps // fewer.steps)
+        first.append((done, bytes(out), worker.receipts))
+        return done
+
+    def other_rows(worker: Worker, numbers: Sequence[int]) -> Rows:
+        return batch(worker, [number + FAR for number in numbers])
+
+    Worker.compute = compute  # type: ignore[method-assign,assignment]
+    if cheat == OTHER_ROWS:
+        Worker.batch = other_rows  # type: ignore[method-assign,assignment]
+    return main()
+
+
+def run_peer() -> int:
+    """Be a peer that starts its trainer by this module."""
+    from peer.cli import main
+    from peer.trainer_process import process
+
+    process.PROGRAM = ("tests.e2e.cheating_peer", TRAINER, os.environ[CHEAT])
+    return main()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [TRAINER]:
+        del sys.argv[1]
+        status = run_trainer()
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(run_peer())

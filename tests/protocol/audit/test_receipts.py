@@ -1,0 +1,163 @@
+"""Audits of receipts: verdicts, the draw of members and rows, and who is set aside for how long."""
+
+from __future__ import annotations
+
+from math import nan
+from random import Random
+
+import pytest
+
+from protocol.audit.receipts import (
+    ASIDE_ROUNDS,
+    FIRST,
+    MOST_ASIDE_ROUNDS,
+    MOST_WITHHELD,
+    SAVED,
+    SECOND,
+    AuditBook,
+    ReceiptVerdict,
+    drawn_rows,
+    verdict,
+)
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import MAX_ASIDE
+from tests.protocol.peers import ANN, BOB
+
+PEERS = [PeerId(f"peer {number:02}") for number in range(20)]
+
+
+def a_book(rows: int = 10**9) -> AuditBook:
+    """A book of a peer that may compute as many rows as can be saved up."""
+    book = AuditBook()
+    book.trained(rows)
+    return book
+
+
+def drawn(book: AuditBook, rounds: int, members: list[PeerId] | None = None) -> list[PeerId]:
+    """All members drawn in some rounds, before each of which the peer may compute all that can be saved up."""
+    random, found = Random(1), list[PeerId]()
+    for round in range(rounds):
+        book.trained(10**9)
+        found += book.chosen(random, members or PEERS, round)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "level", "expected"),
+    [
+        ([0.9] * 8, 0.9, ReceiptVerdict.SOUND),
+        ([0.9] * 6 + [0.0] * 2, 0.9, ReceiptVerdict.SOUND),
+        ([0.62] * 8, 0.9, ReceiptVerdict.SUSPECT),
+        ([0.64] * 8, 0.9, ReceiptVerdict.SOUND),
+        ([0.0] * 8, 0.59, ReceiptVerdict.NONE),
+        ([0.0] * 8, nan, ReceiptVerdict.NONE),
+        ([], 0.9, ReceiptVerdict.NONE),
+        ([nan] * 8, 0.9, ReceiptVerdict.NONE),
+        ([0.9] * 2 + [nan] * 6, 0.9, ReceiptVerdict.SOUND),
+    ],
+)
+def test_the_verdict_compares_the_mean_with_the_level(rows: list[float], level: float, expected: ReceiptVerdict) -> None:
+    assert verdict(rows, level) is expected
+
+
+def test_rows_are_drawn_from_the_steps_that_both_have_done() -> None:
+    found = drawn_rows(Random(0), FIRST, steps=9, own_steps=5, width=4)
+    places = [place for place, _, _ in found]
+    assert len(found) == FIRST.steps and places == sorted(set(places)) and max(places) < 5
+    for _, theirs, ours in found:
+        assert len(set(theirs)) == FIRST.rows and len(set(ours)) == FIRST.own_rows and {*theirs, *ours} <= set(range(4))
+    assert [len(theirs) for _, theirs, _ in drawn_rows(Random(0), SECOND, 2, 2, 1)] == [1, 1], "there are no more"
+
+
+def test_no_more_rows_are_computed_than_a_share_of_those_trained_on() -> None:
+    book, random = AuditBook(0.02), Random(3)
+    audited = 0
+    for round in range(3000):
+        book.trained(120)
+        for _ in book.chosen(random, PEERS, round):
+            book.spend(FIRST)
+            audited += FIRST.cost
+    assert 0.9 < audited / (0.02 * 120 * 3000) <= 1
+
+
+def test_a_second_draw_is_paid_for_later() -> None:
+    book = a_book()
+    for _ in range(SAVED // FIRST.cost):
+        book.spend(FIRST)
+    book.spend(SECOND)
+    book.trained(50 * SECOND.cost)
+    assert not book.chosen(Random(0), PEERS, 0)
+
+
+def test_a_member_with_a_clean_history_is_seldom_audited() -> None:
+    book = a_book()
+    for _ in range(30):
+        for peer in PEERS[:10]:
+            book.sound(peer)
+    found = drawn(book, 3000)
+    clean = sum(peer in PEERS[:10] for peer in found)
+    assert 0.05 < clean / (len(found) - clean) < 0.2
+
+
+def test_all_members_together_audit_a_member_about_twice_a_round() -> None:
+    found = drawn(AuditBook(), 4000)
+    assert 1.7 < len(PEERS) * found.count(PEERS[0]) / 4000 < 2.3
+
+
+def test_an_accused_member_comes_first_and_each_accuser_is_heard_once() -> None:
+    book = a_book()
+    book.accuse(ANN.peer_id, PEERS[7])
+    assert book.chosen(Random(0), PEERS, 5)[0] == PEERS[7]
+    book.sound(PEERS[7])
+    book.accuse(ANN.peer_id, PEERS[7])
+    book.accuse(BOB.peer_id, PEERS[8])
+    firsts = {book.chosen(Random(seed), PEERS, 5)[0] for seed in range(20)}
+    assert firsts == {PEERS[8]}
+
+
+def test_a_crowd_of_accusers_costs_no_more_rows() -> None:
+    book = a_book()
+    for accuser in PEERS:
+        for accused in PEERS:
+            book.accuse(accuser, accused)
+    assert len(book.chosen(Random(0), PEERS, 0)) == SAVED // FIRST.cost
+
+
+def test_a_member_is_set_aside_for_twice_as_long_each_time_and_then_audited_again() -> None:
+    book, round, lengths = a_book(), 10, list[int]()
+    for _ in range(7):
+        assert book.set_aside(PEERS[0], round, "why")
+        assert not book.set_aside(PEERS[0], round, "again")
+        begun = round
+        while book.is_aside(PEERS[0], round):
+            assert PEERS[0] in book.aside(round)
+            round += 1
+        lengths.append(round - begun)
+    assert lengths[:2] == [ASIDE_ROUNDS, 2 * ASIDE_ROUNDS] and lengths[-1] == MOST_ASIDE_ROUNDS
+    assert PEERS[0] in drawn(book, round + 200, PEERS[:2])[-100:], "it is drawn again"
+
+
+def test_a_member_that_is_set_aside_is_not_audited_and_can_be_let_back() -> None:
+    book = a_book()
+    book.set_aside(PEERS[0], 0, "why")
+    assert PEERS[0] not in drawn(book, ASIDE_ROUNDS - 1)
+    assert book.said(0) == [PEERS[0]]
+    assert book.lift(PEERS[0]) and not book.aside(0) and not book.said(0)
+    assert not book.lift(PEERS[1])
+
+
+def test_withheld_receipts_count_only_in_a_row() -> None:
+    book = a_book()
+    for _ in range(3):
+        for _ in range(MOST_WITHHELD - 1):
+            assert not book.withheld(PEERS[0], 0)
+        book.told_nothing(PEERS[0])
+    assert [book.withheld(PEERS[0], 0) for _ in range(MOST_WITHHELD)] == [False] * (MOST_WITHHELD - 1) + [True]
+    assert book.is_aside(PEERS[0], 0)
+
+
+def test_heartbeats_name_the_members_set_aside_last() -> None:
+    book = a_book()
+    for number, peer in enumerate(PEERS):
+        book.set_aside(peer, number, "why")
+    assert book.said(len(PEERS) - 1) == PEERS[-MAX_ASIDE:]

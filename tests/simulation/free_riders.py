@@ -1,0 +1,152 @@
+"""`python -m tests.simulation.free_riders`: the share of credit and votes of members that claim work that they do not do.
+
+A share of the peers sends receipts of other rows, and comes back with new keys after every `--day` rounds.  Rounds are
+long enough for an audit or two of each member (`--rows` a step).  `--no-audits` shows the same without audits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from protocol.chain.credit import Ledger
+from protocol.events.events import Event, MemberSetAside
+from protocol.wire.identity import PeerId
+from tests.simulation.arithmetic_trainer import ArithmeticTrainer
+from tests.simulation.disks import Platter
+from tests.simulation.runs import holds, simulate
+from tests.simulation.seat import Seat
+from tests.simulation.test_receipts import Pretender, audited_run
+from tests.simulation.world import World, changed, seat_identity
+
+ROUND_S = 600.0
+"""Longest virtual time of a round before the run counts as stuck."""
+
+
+@dataclass
+class Found:
+    """Sums over the rounds.  tokens, votes: of all and of free riders; a vote is a place among the electors of a round.
+
+    memberships: rounds in which each of their keys was a member.  riders_aside, honest_aside: how often an honest member set
+    a free rider, or an honest one, aside.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    riders_tokens: int = 0
+    votes: int = 0
+    riders_votes: int = 0
+    memberships: list[int] = field(default_factory=list)
+    honest_aside: int = 0
+    riders_aside: int = 0
+
+    def shares(self) -> dict[str, float]:
+        return {
+            "tokens": self.riders_tokens / max(1, self.tokens),
+            "votes": self.riders_votes / max(1, self.votes),
+        }
+
+
+def measure(peers: int, riders: int, rounds: int, day: int, rows: int, seed: int, *, audits: bool = True) -> Found:
+    """Return what free riders got in a run."""
+    found, keys = Found(), set[PeerId]()
+    signed = audited_run(rows=rows)
+    if not audits:
+        signed = changed(signed, rounds=signed.manifest.rounds.model_copy(update={"audits": False}))
+
+    async def scenario(world: World) -> None:
+        def listen(seat: Seat, event: Event) -> None:
+            if isinstance(event, MemberSetAside) and seat.peer not in keys:
+                found.riders_aside += event.peer in keys
+                found.honest_aside += event.peer not in keys
+
+        def become(seat: Seat) -> None:
+            seat.make_trainer = Pretender if audits else ArithmeticTrainer
+            keys.add(seat.peer)
+
+        world.listeners.append(listen)
+        present = world.seats[peers - riders :]
+        for seat in present:
+            become(seat)
+        world.start_all()
+        for end in range(day, rounds, day):
+            await reach(world, end, day)
+            for seat in present:
+                world.leave(seat)
+            await all_gone(world, present)
+            present = [_new_seat(world, seed, len(world.seats)) for _ in present]
+            for seat in present:
+                become(seat)
+                world.start(seat)
+        await reach(world, rounds, day)
+        _count(world, keys, rounds, found)
+
+    holds(simulate(peers, scenario, seed, signed=signed))
+    return found
+
+
+async def reach(world: World, round: int, day: int) -> None:
+    await world.until(f"round {round}", lambda: max(world.rounds()) >= round, ROUND_S * day)
+
+
+async def all_gone(world: World, seats: Sequence[Seat]) -> None:
+    await world.until("they have left", lambda: not any(seat.up for seat in seats), 60)
+
+
+def _new_seat(world: World, seed: int, number: int) -> Seat:
+    folder = world.seats[0].folder.with_name(f"{number:04}")
+    step_s = world.seats[number % len(world.seats)].step_s
+    world.seats.append(Seat(seat_identity(seed, number), number, folder, step_s, Platter(world.random)))
+    return world.seats[-1]
+
+
+def _count(world: World, riders: set[PeerId], rounds: int, found: Found) -> None:
+    node = max((seat.node for seat in world.up() if seat.node is not None), key=lambda node: node.rounds)
+    ledger, memberships = Ledger(), Counter[str]()
+    for round in range(rounds):
+        commit = node.commit_at(round)
+        ledger.add(commit)
+        memberships.update(member.peer for member in commit.record.members if member.peer in riders)
+        electors = [vote.peer for vote in commit.certificate.votes]
+        found.votes += len(electors)
+        found.riders_votes += sum(peer in riders for peer in electors)
+    found.rounds, found.memberships = rounds, sorted(memberships.values())
+    found.tokens = sum(each.tokens for each in ledger.credits.values())
+    found.riders_tokens = sum(each.tokens for peer, each in ledger.credits.items() if peer in riders)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.free_riders", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--peers", type=int, default=20)
+    parser.add_argument("--riders", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--day", type=int, default=100, help="rounds after which free riders come back with new keys")
+    parser.add_argument("--rows", type=int, default=256, help="rows of a step, of which a round has ten")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-audits", dest="audits", action="store_false")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    began = time.process_time()
+    found = measure(
+        options.peers, options.riders, options.rounds, options.day, options.rows, options.seed, audits=options.audits
+    )
+    seconds = time.process_time() - began
+    shares = found.shares()
+    print(
+        f"{options.riders} of {options.peers} peers claim work that they do not do, {found.rounds} rounds: "
+        f"{100 * shares['tokens']:.1f} % of the tokens, {100 * shares['votes']:.1f} % of the votes; rounds of a key: "
+        f"{found.memberships}; set aside {found.riders_aside} times, honest members {found.honest_aside} times "
+        f"({seconds:.0f} s)"
+    )
+    if options.json:
+        print(json.dumps({**vars(replace(found)), **shares, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Receipts of rows in a swarm: who claims work that it did not do is set aside by all, and gets another chance later."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from protocol.chain.leases import Ranges
+from protocol.events.events import ContributionAudited, Event, MemberSetAside, Notice
+from protocol.run.manifest import SignedManifest
+from protocol.run.sections import DataSection
+from protocol.wire.identity import PeerId
+from tests.simulation.arithmetic_trainer import ArithmeticTrainer
+from tests.simulation.runs import begin, holds, simulate
+from tests.simulation.seat import Seat
+from tests.simulation.world import World, changed, simulated_run
+
+
+class Pretender(ArithmeticTrainer):
+    """Sends receipts of rows that are not its own, while `pretends`."""
+
+    pretends = True
+
+    def _receipts_of(self, rows: Ranges) -> bytes:
+        return super()._receipts_of(tuple((start + 1, end + 1) for start, end in rows) if self.pretends else rows)
+
+
+def audited_run(min_members: int = 1, rows: int = 256) -> SignedManifest:
+    """A run whose rounds have so many rows that every member may audit one or two members in each."""
+    return changed(simulated_run(min_members, 1, 0), data=DataSection(sequence_length=8, sequences_per_step=rows))
+
+
+class Watched:
+    """Who was set aside by whom, and what was audited."""
+
+    def __init__(self, world: World) -> None:
+        self.aside: dict[PeerId, set[PeerId]] = {}
+        self.verdicts: Counter[str] = Counter()
+        self.notices: list[tuple[PeerId, str]] = []
+        world.listeners.append(self._listen)
+
+    def _listen(self, seat: Seat, event: Event) -> None:
+        match event:
+            case MemberSetAside(peer):
+                self.aside.setdefault(PeerId(peer), set()).add(seat.peer)
+            case ContributionAudited(verdict=verdict):
+                self.verdicts[verdict] += 1
+            case Notice("warning", text) if "set this peer aside" in text:
+                self.notices.append((seat.peer, text))
+
+
+def members_of(world: World) -> set[str]:
+    """The members of the newest record of the peer that is furthest."""
+    node = max((seat.node for seat in world.up() if seat.node is not None), key=lambda node: node.rounds)
+    return {member.peer for member in node.commit_at(node.rounds - 1).record.members}
+
+
+def lived(
+    peers: int, liars: list[int], scenario: Callable[[World, Watched], object], signed: SignedManifest | None = None
+) -> None:
+    async def with_liars(world: World) -> None:
+        watched = Watched(world)
+        for number in liars:
+            world.seats[number].make_trainer = Pretender
+        await begin(world)
+        await scenario(world, watched)  # type: ignore[misc]
+
+    holds(simulate(peers, with_liars, signed=signed or audited_run()))
+
+
+def test_who_pretends_is_set_aside_by_all_and_returns_once_it_works() -> None:
+    async def scenario(world: World, watched: Watched) -> None:
+        liar, honest = world.seats[2], {seat.peer for seat in world.seats if seat.number != 2}
+        await world.until("all have set it aside", lambda: watched.aside.get(liar.peer) == honest, 300)
+        assert set(watched.aside) == {liar.peer}, "nobody else"
+        round = max(world.rounds())
+        await world.until_round(round + 2, 60)
+        assert liar.peer not in members_of(world)
+        assert {peer for peer, _ in watched.notices} == {liar.peer}, "it is told why"
+        assert isinstance(liar.trainer, Pretender)
+        liar.trainer.pretends = False
+        await world.until("it is a member again", lambda: liar.peer in members_of(world), 600)
+        await world.until_round(max(world.rounds()) + 10, 120)
+        assert liar.peer in members_of(world) and watched.aside == {liar.peer: honest}
+
+    lived(5, [2], scenario)
+
+
+def test_nobody_is_set_aside_among_honest_members() -> None:
+    async def scenario(world: World, watched: Watched) -> None:
+        await world.until_round(25, 400)
+        assert not watched.aside and set(watched.verdicts) == {"sound"} and watched.verdicts["sound"] > 20
+
+    lived(4, [], scenario)
+
+
+def test_a_run_of_two_goes_on_with_a_member_that_is_set_aside() -> None:
+    async def scenario(world: World, watched: Watched) -> None:
+        liar = world.seats[1].peer
+        await world.until("it is set aside", lambda: liar in watched.aside, 200)
+        round = max(world.rounds())
+        await world.until_round(round + 5, 120)
+        assert liar in members_of(world), "a record needs two"
+
+    lived(2, [1], scenario, audited_run(min_members=2))
+
+
+def test_two_that_pretend_cannot_have_honest_members_set_aside() -> None:
+    async def scenario(world: World, watched: Watched) -> None:
+        liars = {world.seats[number].peer for number in (0, 3)}
+        honest = {seat.peer for seat in world.seats} - liars
+        found = lambda: all(watched.aside.get(liar, set()) >= honest for liar in liars)  # noqa: E731
+        await world.until("all honest ones have set both aside", found, 600)
+        by_honest = {peer for peer, who in watched.aside.items() if who & honest}
+        assert by_honest == liars
+        await world.until_round(max(world.rounds()) + 3, 60)
+        assert not liars & members_of(world)
+
+    lived(6, [0, 3], scenario)
