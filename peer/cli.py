@@ -105,7 +105,7 @@ def nearest(word: str, commands: Sequence[str], program: str) -> str:
 
 GROUPS = (
     ("take part", "join status watch chat leave finish pause resume config"),
-    ("look back, and share", "runs ledger rollouts replay page track export"),
+    ("look back, and share", "runs ledger readmit rollouts replay page track export"),
     ("organise a run", "run data tasks simulate"),
     ("this computer", "demo doctor bench id completion"),
     ("models", "eval merge weights"),

@@ -44,8 +44,9 @@ def test_who_claims_work_that_it_does_not_do_is_set_aside_by_all(tmp_path: Path,
         swarm.until("it is a member", lambda: any(liar.peer_id in each.members for each in honest[0].commits.values()))
         swarm.until("all have set it aside", lambda: all(liar.peer_id in set_aside(peer) for peer in honest))
         start = max(peer.committed for peer in honest)
-        swarm.until("three rounds more", lambda: all(peer.committed >= start + 3 for peer in honest))
-        assert all(liar.peer_id not in honest[0].members_of(round) for round in (start + 1, start + 2))
+        swarm.until("nine rounds more", lambda: all(peer.committed >= start + 9 for peer in honest))
+        its = [round for round in range(start + 1, start + 9) if liar.peer_id in honest[0].members_of(round)]
+        assert len(its) <= 3, "one of four electors, which keeps its vote, plans one round of four"
         assert all(set_aside(peer) == {liar.peer_id} for peer in honest), "nobody else"
         told = [event.text for event in liar.heard(ev.Notice) if "set this peer aside" in event.text]
         assert {name for name in ("one", "two", "three") if any(text.startswith(f"{name} ") for text in told)}

@@ -138,13 +138,13 @@ class ArithmeticTrainer:
         return receipts_of(rows)
 
     async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
-        """Takes as long as an inner step for each point."""
+        """Takes as long as training on these rows."""
         assert task.result.exists() and len(state) == self._manifest.state_bytes
         found, deaths = list[float](), self._deaths
         with self._one_at_a_time():
             for point in task.points:
                 await self._resumed.wait()
-                await trio.sleep(self.step_s)
+                await trio.sleep(self.step_s * len(point.rows) / self._manifest.data.sequences_per_step)
                 self._die_if_killed(deaths)
                 true = receipts_of(tuple((row, row + 1) for row in point.rows))
                 for start in range(0, len(true), RECEIPT_BYTES):

@@ -67,6 +67,7 @@ def measure(peers: int, riders: int, rounds: int, day: int, rows: int, seed: int
         def become(seat: Seat) -> None:
             seat.make_trainer = Pretender if audits else ArithmeticTrainer
             keys.add(seat.peer)
+            world.judge.liars[seat.peer] = None
 
         world.listeners.append(listen)
         present = world.seats[peers - riders :]

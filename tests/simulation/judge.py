@@ -237,6 +237,7 @@ class Judge:
             and (peer in node._history.base.electors or not self._may_wait(peer, event.round))
             and peer not in event.members
             and self._reads_alone(peer, map(PeerId, event.members), node._history.base)
+            and peer not in node.audits.aside(event.round)
             and now - self._disturbed.get(peer, 0.0) > CALM_S
         ]
         self._left_out.setdefault((event.round, tuple(event.members)), owed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from protocol.chain.leases import Ranges
 from protocol.events.events import ContributionAudited, Event, MemberSetAside, Notice
 from protocol.run.manifest import SignedManifest
@@ -62,6 +64,7 @@ def lived(
         watched = Watched(world)
         for number in liars:
             world.seats[number].make_trainer = Pretender
+            world.judge.liars[world.seats[number].peer] = None
         await begin(world)
         await scenario(world, watched)  # type: ignore[misc]
 
@@ -86,6 +89,7 @@ def test_who_pretends_is_set_aside_by_all_and_returns_once_it_works() -> None:
     lived(5, [2], scenario)
 
 
+@pytest.mark.slow
 def test_nobody_is_set_aside_among_honest_members() -> None:
     async def scenario(world: World, watched: Watched) -> None:
         await world.until_round(25, 400)
@@ -94,6 +98,7 @@ def test_nobody_is_set_aside_among_honest_members() -> None:
     lived(4, [], scenario)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_goes_on_with_a_member_that_is_set_aside() -> None:
     async def scenario(world: World, watched: Watched) -> None:
         liar = world.seats[1].peer
@@ -105,6 +110,7 @@ def test_a_run_of_two_goes_on_with_a_member_that_is_set_aside() -> None:
     lived(2, [1], scenario, audited_run(min_members=2))
 
 
+@pytest.mark.slow
 def test_two_that_pretend_cannot_have_honest_members_set_aside() -> None:
     async def scenario(world: World, watched: Watched) -> None:
         liars = {world.seats[number].peer for number in (0, 3)}
