@@ -66,10 +66,10 @@ PICTURES = {
 WRITTEN = "<!-- Written by docs/generate.py from the code; change it there. -->\n\n"
 EVENT_GROUPS = {
     "The life of a peer": "Started Left PhaseChanged TrainerStarted TrainerStopped Notice LinesLost",
-    "Other peers": "PeerJoined PeerSuspected PeerGone PeerEjected Dropped HandlerFailed "
+    "Other peers": "PeerJoined PeerSuspected PeerGone PeerEjected MemberSetAside Dropped HandlerFailed "
     "ReachabilityChanged LinkChanged PortMapped",
     "A round": "ComputeProgress ReadySent RoundProposed ExchangeProgress MemberLost MemberRegained ExchangeFinished "
-    "AuditDone RoundVoted RoundsConfirmed RoundCommitted StateApplied EvalProgress EvalLoss "
+    "AuditDone ContributionAudited RoundVoted RoundsConfirmed RoundCommitted StateApplied EvalProgress EvalLoss "
     "SamplesWritten CheckpointWritten",
     "Catching up": "SyncProgress RolledBack SecondHistory StateLoaded Desynced",
     "Transfers": "TransferProgress TransferEnded",

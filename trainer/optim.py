@@ -449,6 +449,10 @@ class MicroBatches:
         self._model, self._memory, self._parameters = model, memory, parameters
         self._most = 1 << 30
 
+    def within(self, units: int) -> int:
+        """Return the number of units, or of those that were found to fit."""
+        return 1 if self._memory is not None else min(units, self._most)
+
     def run(self, units: int, compute: Callable[[int], Result]) -> Result:
         """Call `compute` with `units`, or with the most units that fit; halve and remember the number if memory runs out.
 
@@ -456,7 +460,7 @@ class MicroBatches:
         layers are computed again.
         """
         while True:
-            part = 1 if self._memory is not None else min(units, self._most)
+            part = self.within(units)
             try:
                 return self._measured(compute) if self._memory is not None else compute(part)
             except torch.OutOfMemoryError:
@@ -567,6 +571,10 @@ class InnerLoop:
         assert self._receipts is not None
         found = sorted(self._ranks.collect(self._receipts.take()), key=lambda part: part[0])
         return np.concatenate([receipts for _, receipts in found]) if found else np.zeros(0, RECEIPT)
+
+    def at_once(self, rows: StepRows) -> int:
+        """Return the number of units of these rows that a step computes at once."""
+        return max(1, self._micro_batches.within(self._at_once(rows)))
 
     def step(self, rows: StepRows, place: Place) -> PendingLoss:
         """Take one inner step on rows; return their loss before the update.  Does not wait for a GPU."""

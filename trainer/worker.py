@@ -306,8 +306,8 @@ class Worker:
             assert rows is not None
             model = self.work.parameters.show(PublicWeights(state, result, layout, step, point.share))
             try:
-                model.recomputed = self.model.recomputed
-                audited = receipts_at(model, self.objective, rows, self.config.inner.z_loss, self.config.seed, 1)
+                most, model.recomputed = self.inner.at_once(rows), self.model.recomputed
+                audited = receipts_at(model, self.objective, rows, self.config.inner.z_loss, self.config.seed, most)
             finally:
                 self.work.hide()
             alike = cosines(np.frombuffer(point.claimed, RECEIPT), audited)

@@ -483,6 +483,8 @@ class TrainerProcess:
         points = [{"share": each.share, "rows": each.rows, "claimed": each.claimed.hex()} for each in task.points]
         fields = {"result": str(task.result), "rate": task.rate, "momentum": task.momentum, "points": points}
         answer = await self._ask_alone("audit", hear, task=fields)
+        if answer["cosines"] is None:
+            raise NotMeasured(answer["reason"])
         return [math.nan if each is None else float(each) for each in answer["cosines"]]
 
     def report_missing(self, report: Callable[[Hash, int], None]) -> None:

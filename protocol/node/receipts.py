@@ -145,6 +145,8 @@ class ReceiptAudits:
     def hear_heartbeat(self, said: Statement[Heartbeat]) -> None:
         """Audit next those whom an elector has set aside; tell the user if it is us."""
         aside, me = said.body.aside, self._session.me
+        if said.sender not in self._replica.base.electors:
+            return  # keys are free, and so are their words
         if me in aside and said.sender not in self._accusers:
             self._accusers.add(said.sender)
             name = self._membership.name(said.sender)
@@ -155,10 +157,9 @@ class ReceiptAudits:
             self._session.emit(Notice("warning", text))
         elif me not in aside:
             self._accusers.discard(said.sender)
-        if said.sender in self._replica.base.electors:
-            for peer in aside:
-                if peer != me:
-                    self._book.accuse(said.sender, PeerId(peer))
+        for peer in aside:
+            if peer != me:
+                self._book.accuse(said.sender, PeerId(peer))
 
     # -- audits -------------------------------------------------------------------------------------------------------
 
@@ -187,8 +188,8 @@ class ReceiptAudits:
             return
         result, alike, level = ReceiptVerdict.NONE, math.nan, math.nan
         for draw in (FIRST, SECOND):
-            self._book.spend(draw)
             rows, level = await self._look(trainer, last, member, claimed, draw, random)
+            self._book.spend(draw)  # not if the round has ended meanwhile
             result, alike = verdict(rows, level), mean_of(rows)
             if result is not ReceiptVerdict.SUSPECT:
                 break

@@ -20,6 +20,7 @@ from protocol.wire.questions import (
     HaveRequest,
     HoldingsRequest,
     PartRequest,
+    ReceiptsRequest,
     TipsRequest,
 )
 from tests.attacks.statements import large_record_proposal
@@ -48,6 +49,7 @@ def dear_questions(by: Identity, run: Hash, checkpoint: Hash, proof: Hash) -> di
         "exchange": lambda n: ExchangeAsk(plan=ZERO_HASH, fragment=0, chunk=0).encode(),
         "evidence": lambda n: EvidenceRequest(evidence=proof, offset=n % PLACES, length=1).encode(),
         "evidence, 1 MiB": lambda n: EvidenceRequest(evidence=proof, offset=0, length=SLICE_BYTES).encode(),
+        "receipts": lambda n: ReceiptsRequest(receipts=ZERO_HASH, offset=0, length=SLICE_BYTES).encode(),
         "holdings": lambda n: HoldingsRequest().encode(),
         "round": lambda n: pushed,
         "goodbye": lambda n: pack(by, run, Goodbye(incarnation=1, seq=n)).raw,

@@ -364,7 +364,12 @@ class Service:
         points = [
             AuditPoint(point["share"], point["rows"], bytes.fromhex(point["claimed"])) for point in fields.pop("points")
         ]
-        return {"cosines": self._ready().audit(AuditTask(**fields, points=points), self._map_state(), between)}
+        try:
+            return {"cosines": self._ready().audit(AuditTask(**fields, points=points), self._map_state(), between)}
+        except Abandoned:
+            raise
+        except Exception as error:  # noqa: BLE001 - training matters more than an audit
+            return {"cosines": None, "reason": _sentence(error)}
 
     def _begin(self, job: Job) -> None:
         """Wait while paused, and begin the next piece of a job.  Raises `Abandoned` if the job was abandoned."""

@@ -121,7 +121,7 @@ def test_the_credit_of_a_team_is_the_sum_of_its_members() -> None:
 
 LEDGER = {
     **{"run": "ab", "rounds": 48, "tokens": 9, "members": [], "names": {}, "me": "", "untold": 0, "teams": []},
-    **{"fragments": 1, "remark": ""},
+    **{"fragments": 1, "remark": "", "audits": {}},
 }
 
 

@@ -19,6 +19,8 @@ from trainer.worker import Done
 class Waiting:
     """A worker that only waits for the last round's result."""
 
+    receipts = np.zeros(0, np.uint8)
+
     def compute(self, *arguments: Any) -> Done:
         applied: Callable[[bool], bool] = arguments[-1]
         assert applied(True)
@@ -35,7 +37,7 @@ def messages(connection: socket.socket) -> list[dict[str, Any]]:
 def test_who_waits_for_a_result_gives_signs_of_life_and_does_not_go_on_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     service, done = Service(theirs, -1, -1), list[str]()
-    service._worker, service._contribution = Waiting(), memoryview(b"")  # type: ignore[assignment]
+    service._worker, service._contribution, service._receipts = Waiting(), memoryview(b""), memoryview(bytearray())  # type: ignore[assignment]
     monkeypatch.setattr(service, "_map_theta", lambda: np.zeros(1, np.float32))
 
     def wait(self: CommandInbox, job: Job, seconds: float) -> bool:
@@ -54,6 +56,8 @@ def test_who_waits_for_a_result_gives_signs_of_life_and_does_not_go_on_while_pau
 class Stepping:
     """A worker whose only step takes 2 s for 100 tokens."""
 
+    receipts = np.zeros(0, np.uint8)
+
     def compute(self, *arguments: Any) -> Done:
         arguments[3](1, 2.0, 100, 50.0)
         return Done(100, 1, 2.0, 0.0)
@@ -65,7 +69,7 @@ def test_others_are_told_the_rate_with_the_rests_from_the_first_step_on(
 ) -> None:
     ours, theirs = socket.socketpair()
     service = Service(theirs, -1, -1)
-    service._worker, service._contribution = Stepping(), memoryview(b"")  # type: ignore[assignment]
+    service._worker, service._contribution, service._receipts = Stepping(), memoryview(b""), memoryview(bytearray())  # type: ignore[assignment]
     monkeypatch.setattr(service, "_map_theta", lambda: np.zeros(1, np.float32))
     service._inbox.take({"do": "pace", "watts": 0.0, "load": load})
     with ours, theirs:
