@@ -30,6 +30,7 @@ from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim import TEXT
 from trainer.rank_work import layouts_of
+from trainer.receipts import cosines
 from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.weights.folder import write_folder
 from trainer.weights.safetensors_file import ExportFormat
@@ -87,12 +88,15 @@ def test_ranks_write_the_samples_of_one_process() -> None:
 
 @pytest.mark.parametrize(("family", "optimizer", "ranks"), first_fast(CASES))
 def test_ranks_train_and_contribute_as_one_process(family: str, optimizer: str, ranks: int) -> None:
-    run = config(family, optimizer=optimizer)
+    run = replace(config(family, optimizer=optimizer), receipts=True)
     begin = theta(run.model)
     with team(run, 1) as one, team(run, ranks) as several:
         done, data, losses = one.compute(ROUND, begin)
         shared_done, shared_data, shared_losses = several.compute(ROUND, begin)
         held_out = [each.worker.evaluate(each.theta, 400) for each in (one, several)]
+        alike = cosines(one.worker.receipts, several.worker.receipts)
+        assert len(alike) == ROUND.steps * 5 and alike.min() > 0.99, "of all rows, in their order"
+        assert one.worker.audits and not several.worker.audits
     assert shared_losses == pytest.approx(losses, rel=1e-6)
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-6)
     assert (shared_done.steps, shared_done.tokens) == (done.steps, done.tokens)

@@ -417,3 +417,38 @@ def test_electors_are_absent(looks: list[PeerView], absent: list[int]) -> None:
 def test_a_voter_agrees_that_an_elector_is_absent(number: int, look: PeerView, may: bool) -> None:
     peer: PeerId = PEERS[number]
     assert a_closing().may_be_absent([peer], {peer: look}) is may
+
+
+def a_plan_without(aside: Sequence[int], ready: Sequence[int], *, held: Sequence[int] = (), least: int = 1) -> list[int]:
+    """The members of our plan if we have set some aside."""
+    closing = ClosingPolicy(ME, replace(SETTINGS, min_members=least), BASE, LatenessMemory())
+    closing.note_aside([PEERS[number] for number in aside])
+    for number in ready:
+        assert says_ready(closing, number)
+    plan = closing.make_plan(a_view(*[AT_WORK] * len(PEERS)), STATE, [PEERS[number] for number in held])
+    assert plan is not None
+    return [PEERS.index(PeerId(member.peer)) for member in plan.members]
+
+
+@pytest.mark.parametrize(
+    ("options", "members"),
+    [
+        ({}, [0, 2]),
+        ({"held": [1]}, [0, 1, 2]),
+        ({"least": 2}, [0, 2]),
+        ({"least": 3}, [0, 1, 2]),
+    ],
+)
+def test_who_is_set_aside_is_in_a_plan_only_if_demanded_or_needed(options: dict[str, Any], members: list[int]) -> None:
+    assert sorted(a_plan_without([1], [0, 1, 2], **options)) == members
+
+
+def test_who_is_set_aside_is_neither_waited_for_nor_demanded() -> None:
+    view = a_view(*[AT_WORK] * 3)
+    closing = a_closing([0, 2])
+    assert closing.awaited(view)[0] == [PEERS[1]]
+    closing.note_aside([PEERS[1]])
+    assert closing.awaited(view) == ([], [])
+    assert says_ready(closing, 1) and PEERS[1] not in closing.held(view, STATE)
+    closing.note_aside([ME])
+    assert ME in closing.held(view, STATE), "we never leave ourselves out"
