@@ -66,7 +66,7 @@ class ComputeTask:
 
 
 @dataclass(frozen=True)
-class AuditPoint:
+class AuditedRows:
     """Rows of one inner step to audit.
 
     share: of the way from the start of the last round to its result, at which the receipts of the rows are computed.
@@ -79,13 +79,13 @@ class AuditPoint:
 
 
 @dataclass(frozen=True)
-class AuditTask:
+class ReceiptAudit:
     """Audit of receipts of the last round.  result: file of its result.  rate, momentum: of its outer step."""
 
     result: Path
     rate: float
     momentum: float
-    points: tuple[AuditPoint, ...]
+    points: tuple[AuditedRows, ...]
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class TrainerLink(Protocol):
     def audits(self) -> bool:
         """True if it can audit receipts; False before it was first ready."""
 
-    async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
+    async def audit(self, task: ReceiptAudit, state: memoryview) -> list[float]:
         """Return the cosine of each row's claimed receipt with the one computed here, nan for a row that says nothing.
 
         state: the outer state (theta, then momentum) after the last round, which must not change meanwhile.  Cancelling

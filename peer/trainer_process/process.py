@@ -39,7 +39,6 @@ from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.formats.results import RatedAnswer, SourceLoss
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
-    AuditTask,
     ComputeTask,
     Contribution,
     DeviceFigures,
@@ -47,6 +46,7 @@ from protocol.trainer_link import (
     Generated,
     NotMeasured,
     Progress,
+    ReceiptAudit,
     RolloutTask,
     RolloutVerdict,
     SharedTaskFile,
@@ -473,7 +473,7 @@ class TrainerProcess:
         losses = {str(each["source"]): float(each["loss"]) for each in answer.get("losses", ()) if each["tokens"]}
         return EvaluatedLoss(float(answer["loss"]), losses, tuple(map(str, answer["samples"])))
 
-    async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
+    async def audit(self, task: ReceiptAudit, state: memoryview) -> list[float]:
         """Audit as `TrainerLink.audit` describes."""
         assert state.nbytes == self._theta.size, "the trainer reads the region it was given at its start"
 

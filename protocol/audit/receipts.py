@@ -125,7 +125,7 @@ MAX_ACCUSED = 64
 
 @dataclass
 class MemberRecord:
-    """What we know of a member.
+    """Knowledge of a member.
 
     sound: sound audits in a row.  audits: audits with a verdict.  withheld: times in a row without its receipts.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.

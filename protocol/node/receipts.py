@@ -31,7 +31,7 @@ from protocol.formats.training import RECEIPT_BYTES
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
-from protocol.trainer_link import AuditPoint, AuditTask, NotMeasured, TrainerDied, TrainerLink
+from protocol.trainer_link import AuditedRows, NotMeasured, ReceiptAudit, TrainerDied, TrainerLink
 from protocol.transport.handlers import Statement, answers, hears_news
 from protocol.transport.interface import NetworkError, Refused, Session
 from protocol.wire.hashes import Hash, hash_bytes
@@ -220,14 +220,16 @@ class ReceiptAudits:
             rows = [*self._rows(last.base, member, place, theirs), *self._rows(last.base, last.me, place, ours)]
             receipts = [_receipt(claimed, place * width + row) for row in theirs]
             receipts += [_receipt(last.receipts, place * width + row) for row in ours]
-            points.append(AuditPoint(place / last.mean_steps, tuple(rows), b"".join(receipts)))
+            points.append(AuditedRows(place / last.mean_steps, tuple(rows), b"".join(receipts)))
         name = ResultName.of(record)
         view = await self._offload(self._replica.store.results.view, name, self._replica.layouts.result.payload_bytes)
         if view is None:
             raise NotMeasured("the result of the last round is not on disk")
         step = await self._offload(manifest.outer_step, record.round, [each.tokens for each in record.members], view)
         path = self._replica.store.results.path(name)
-        found = iter(await trainer.audit(AuditTask(path, step.rate, step.momentum, tuple(points)), self._replica.state.view))
+        found = iter(
+            await trainer.audit(ReceiptAudit(path, step.rate, step.momentum, tuple(points)), self._replica.state.view)
+        )
         rows_found, own_found = list[float](), list[float]()
         for _, theirs, ours in drawn:
             rows_found += [next(found) for _ in theirs]

@@ -156,7 +156,7 @@ class RoundSection(Section):
     listen_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 6.0
     """Seconds for which a peer hears that most electors are not on a provisional record before it gives the record up."""
     audits: bool = True
-    """Whether members keep receipts of the rows that they train on, which others audit."""
+    """True if members keep receipts of the rows that they train on, which others audit."""
 
     def _problems(self) -> Problems:
         least, most = self.min_members, self.max_members

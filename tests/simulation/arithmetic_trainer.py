@@ -15,7 +15,7 @@ from kernels.codecs.format import norm
 from protocol.chain.leases import Ranges, first_rows
 from protocol.formats.training import RECEIPT_BYTES
 from protocol.run.manifest import RunManifest
-from protocol.trainer_link import AuditTask, ComputeTask, Contribution, EvaluatedLoss, Progress, TrainerDied
+from protocol.trainer_link import ComputeTask, Contribution, EvaluatedLoss, Progress, ReceiptAudit, TrainerDied
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash, hash_bytes
 
@@ -137,7 +137,7 @@ class ArithmeticTrainer:
         """In place of receipts: the numbers of the rows."""
         return receipts_of(rows)
 
-    async def audit(self, task: AuditTask, state: memoryview) -> list[float]:
+    async def audit(self, task: ReceiptAudit, state: memoryview) -> list[float]:
         """Takes as long as training on these rows."""
         assert task.result.exists() and len(state) == self._manifest.state_bytes
         found, deaths = list[float](), self._deaths
