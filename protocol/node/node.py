@@ -117,7 +117,7 @@ class Node:
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._initial = initial = self._make_initial_weights(fetcher)
-        self.audits = ReceiptAudits(session, replica, membership, activity, offload, self._trainer)
+        self.audits = ReceiptAudits(session, guard, replica, membership, activity, offload, self._trainer)
         own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks, initial, self.audits.keep)
         self._contributor = Contributor(session, replica, settings, offload, own_trainer, self.extensions, self._rollouts)
         self._rounds = rounds = self._make_rounds(fetcher)

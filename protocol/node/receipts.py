@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from random import Random
 
+import trio
+
 from protocol.audit.receipts import (
     FIRST,
     SECOND,
@@ -32,7 +34,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.trainer_link import AuditedRows, NotMeasured, ReceiptAudit, TrainerDied, TrainerLink
-from protocol.transport.handlers import Statement, answers, hears_news
+from protocol.transport.handlers import Guard, Statement, answers, hears_news
 from protocol.transport.interface import NetworkError, Refused, Session
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -44,6 +46,8 @@ ROUNDS_SERVED = 3
 """Newest rounds of ours whose receipts others can fetch."""
 FETCH_S = 30.0
 """Timeout for each slice of a member's receipts."""
+MOST_FETCHES = 4
+"""Members whose receipts are fetched at a time."""
 
 
 def receipts_hash(receipts: bytes | memoryview) -> Hash:
@@ -77,18 +81,26 @@ class ReceiptAudits:
     def __init__(
         self,
         session: Session,
+        guard: Guard,
         replica: Replica,
         membership: Membership,
         activity: Activity,
         offload: Offload,
         trainer: TrainerLink | None,
     ) -> None:
-        self._session, self._replica, self._membership = session, replica, membership
+        self._session, self._guard, self._replica, self._membership = session, guard, replica, membership
         self._activity, self._offload, self._trainer = activity, offload, trainer
         self._book = AuditBook()
         self._own: dict[Hash, bytes] = {}
         """Our receipts of the last rounds, by their names."""
         self._last: _LastRound | None = None
+        self._chosen: list[Member] = []
+        """The members to audit in the running round."""
+        self._fetching: dict[PeerId, Member] = {}
+        self._fetched: dict[PeerId, bytes] = {}
+        """Receipts of the chosen members that have arrived."""
+        self._fetch_ended = trio.Event()
+        self._random = Random()
         self._accusers: set[PeerId] = set()
         """Electors that have set this peer aside."""
 
@@ -163,32 +175,63 @@ class ReceiptAudits:
 
     # -- audits -------------------------------------------------------------------------------------------------------
 
-    async def run(self, base: Base) -> None:
-        """Audit members of the round before the one on `base`; the caller cancels this when the round is over."""
+    def begin(self, base: Base) -> None:
+        """Choose the members of the round before the one on `base` to audit, and begin to fetch their receipts.
+
+        They arrive while our trainer works.  A fetch may outlast the round, and is then only noted.
+        """
         last, trainer = self._last, self._trainer
+        self._chosen, self._fetched = [], {}
         if last is None or trainer is None or not trainer.audits or last.base.round + 1 != base.round:
             return
         others = (each for each in last.record.members if each.peer != self._session.me and each.tokens > 1)
         members = {PeerId(each.peer): each for each in others}  # a member that trained on nothing claims one token
         seed = self._session.identity.sign(b"manyhands receipts 1" + base.tip)
-        random = Random(hash_bytes("receipts draw", seed))
-        for peer in self._book.chosen(random, members.keys(), base.round):
+        self._random = Random(hash_bytes("receipts draw", seed))
+        for peer in self._book.chosen(self._random, members.keys(), base.round):
+            if peer not in self._fetching and len(self._fetching) < MOST_FETCHES:
+                self._chosen.append(members[peer])
+                if self._guard.start(self._fetch_for, peer, members[peer], base.round):
+                    self._fetching[peer] = members[peer]
+
+    async def _fetch_for(self, peer: PeerId, member: Member, round: int) -> None:
+        """Fetch a member's receipts for the audits of a round, and note it if they are withheld."""
+        try:
+            with self._guard.watch(peer, "receipts"):
+                claimed = await self._fetch(peer, member)
+                if claimed is not None and member in self._chosen:
+                    self._fetched[peer] = claimed
+                elif claimed is not None:
+                    self._book.told_nothing(peer)  # they arrived too late
+                elif self._membership.is_live(peer) and self._book.withheld(peer, round):
+                    self._tell_aside(peer, round)
+        finally:
+            del self._fetching[peer]
+            self._fetch_ended.set()
+            self._fetch_ended = trio.Event()
+
+    async def run(self) -> None:
+        """Audit the chosen members, while our trainer is idle; the caller cancels this when the round is over."""
+        last, trainer = self._last, self._trainer
+        for member in self._chosen if last is not None and trainer is not None else ():
+            assert last is not None and trainer is not None
+            peer = PeerId(member.peer)
+            while peer not in self._fetched and peer in self._fetching:
+                await self._fetch_ended.wait()
+            claimed = self._fetched.pop(peer, None)
+            if claimed is None:
+                continue
             try:
-                await self._audit(trainer, last, members[peer], random)
+                await self._audit(trainer, last, member, claimed)
             except (TrainerDied, NotMeasured) as problem:
                 self._session.emit(Notice("debug", f"an audit of receipts ended early: {problem}"[:200]))
                 return
 
-    async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, random: Random) -> None:
+    async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes) -> None:
         peer, round = PeerId(member.peer), last.base.round + 1
-        claimed = await self._fetch(peer, member)
-        if claimed is None:
-            if self._book.withheld(peer, round):
-                self._tell_aside(peer, round)
-            return
         result, alike, level = ReceiptVerdict.NONE, math.nan, math.nan
         for draw in (FIRST, SECOND):
-            rows, level = await self._look(trainer, last, member, claimed, draw, random)
+            rows, level = await self._look(trainer, last, member, claimed, draw)
             self._book.spend(draw)  # not if the round has ended meanwhile
             result, alike = verdict(rows, level), mean_of(rows)
             if result is not ReceiptVerdict.SUSPECT:
@@ -209,12 +252,12 @@ class ReceiptAudits:
         self.aside(round)
 
     async def _look(
-        self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes, draw: RowDraw, random: Random
+        self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes, draw: RowDraw
     ) -> tuple[list[float], float]:
         """Return the cosines of a member's rows, and the level."""
         manifest, record = self._replica.manifest, last.record
         width = manifest.data.sequences_per_step
-        drawn = drawn_rows(random, draw, member.steps, last.me.steps, width)
+        drawn = drawn_rows(self._random, draw, member.steps, last.me.steps, width)
         points = []
         for place, theirs, ours in drawn:
             rows = [*self._rows(last.base, member, place, theirs), *self._rows(last.base, last.me, place, ours)]

@@ -104,6 +104,7 @@ class RunningRound:
         self.machine = RoundMachine(me, self._replica.rounds, base, now, kept, self._lateness, abstains=abstains)
         self._audits = rounds.audits
         self.machine.note_aside(self._audits.aside(base.round))
+        self._audits.begin(base)
         self.work, self.inbox = self._contributor.work_on(base), Inbox(self.session)
         ahead_s = self._contributor.ahead_s(self.work)
         self.machine.note_training(ahead_s)
@@ -297,7 +298,7 @@ class RunningRound:
         if contribution is not None:
             await self._say_ready(contribution, state)
             if not self._replica.manifest.is_streamed:  # there the trainer trains on
-                await self._audits.run(self.base)
+                await self._audits.run()
 
     async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)

@@ -64,7 +64,7 @@ MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
 """Most voters on one record, and most founders."""
 MAX_MANIFEST_BYTES = 320 << 10
-MAX_RECEIPTS_BYTES = 32 << 20
+MAX_RECEIPTS_BYTES = 16 << 20
 """Most bytes of the receipts of a member's round; with more rows a run has none."""
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""

@@ -62,7 +62,7 @@ class Stage:
         swarm = Swarm(session, self.membership, ReplicaShelf(replica).find, at_once)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once)
         peers, nothing = RoundPeers(session, guard, handshake, self.membership, self.ejections, activity), cast("Any", None)
-        audits = ReceiptAudits(session, replica, self.membership, activity, at_once, None)
+        audits = ReceiptAudits(session, guard, replica, self.membership, activity, at_once, None)
         rounds = Rounds(peers, replica, at_once, nothing, nothing, nothing, audits)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
