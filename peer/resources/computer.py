@@ -100,6 +100,8 @@ def visible_gpus(nvml: Any) -> Iterator[Callable[[], Any]]:
 PROCESS_BYTES = 144 << 20
 """Bytes for Python, the network and its connections."""
 WORK = {Role.TRAINER: TrainerWork.TRAIN, Role.ROLLOUT: TrainerWork.GENERATE, Role.VALIDATOR: TrainerWork.VERIFY}
+RECEIPTS_HELD = 11
+"""Receipts of rounds in the peer's memory at most: of three rounds of its own, and of four members, while they arrive."""
 MEMORY_OF_FILES = 6
 """Bytes in the trainer process for each byte of a tokenizer or of chats."""
 CHUNKS_AT_WORK = 16
@@ -155,6 +157,7 @@ def memory_need(
         peer += shared_bytes(manifest, role)
     if role is Role.SEED:
         return Need(peer, 0, 0)
+    peer += RECEIPTS_HELD * manifest.receipt_bytes
     config = TrainingConfig.from_sections(manifest.trainer_sections())
     trainer = trainer_memory(config, setup or sole_process(None), WORK[role])
     base = manifest.base.size_bytes if manifest.base is not None else 0  # read tensor by tensor

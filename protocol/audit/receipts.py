@@ -5,14 +5,14 @@ computes some rows of a few members again, at weights that everybody knows, and 
 verdict counts only at the peer that came to it.  What another elector says makes us audit its suspect next, and no more.
 
 A peer that is set aside does not count as ready here, and gets no place in our plans while others suffice
-(`protocol.agreement.policy`): so it gains no tokens and, once enough electors have found out, no vote.  After some rounds it
-gets another chance, and is audited first.  docs/internals/receipts.md says what this finds, and what it does not.
+(`protocol.agreement.policy`): so it gains few tokens and, once enough electors have found out, loses its vote.  After some
+rounds it gets another chance, and is audited first.  docs/internals/receipts.md says what this finds, and what it does not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -46,9 +46,17 @@ class VerdictRule:
     mean: float = 0.7
 
 
+LEAST_ROWS = 6
+"""Fewest rows of a member, and of the auditor, on which there is a verdict."""
 RULE = VerdictRule()
 """Bounds chosen on the runs of docs/results/receipts.md.  Single rows do not count: beside a member that cheats, single rows
 of honest members are unlike, too."""
+
+
+def mean_of(rows: Iterable[float]) -> float:
+    """Return the mean of the cosines that are not nan; nan if these are fewer than `LEAST_ROWS`."""
+    known = [each for each in rows if not math.isnan(each)]
+    return fmean(known) if len(known) >= LEAST_ROWS else math.nan
 
 
 def verdict(rows: Iterable[float], level: float, rule: VerdictRule = RULE) -> ReceiptVerdict:
@@ -56,10 +64,10 @@ def verdict(rows: Iterable[float], level: float, rule: VerdictRule = RULE) -> Re
 
     level: mean cosine of the auditor's own rows of the round, audited at the same weights; nan for none.
     """
-    known = [each for each in rows if not math.isnan(each)]
-    if not level >= rule.least_level or not known:
+    mean = mean_of(rows)
+    if not level >= rule.least_level or math.isnan(mean):
         return ReceiptVerdict.NONE
-    return ReceiptVerdict.SUSPECT if fmean(known) < rule.mean * level else ReceiptVerdict.SOUND
+    return ReceiptVerdict.SUSPECT if mean < rule.mean * level else ReceiptVerdict.SOUND
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -117,8 +125,8 @@ SAVED = 4 * FIRST.cost
 """Most rows that are saved up for audits."""
 ASIDE_ROUNDS, MOST_ASIDE_ROUNDS = 20, 320
 """Rounds for which a member is set aside, at first and at most; each time twice as many."""
-MOST_WITHHELD = 3
-"""Times in a row that a member may fail to send the receipts to which it has committed."""
+MOST_WITHHELD, LATE = 3.0, 0.25
+"""Times in a row that a member may fail to send the receipts to which it has committed; a late answer counts as `LATE`."""
 MAX_KNOWN = 2048
 MAX_ACCUSED = 64
 
@@ -127,14 +135,15 @@ MAX_ACCUSED = 64
 class MemberRecord:
     """Knowledge of a member.
 
-    sound: sound audits in a row.  audits: audits with a verdict.  withheld: times in a row without its receipts.
+    sound: sound audits in a row.  audits: audits with a verdict.  withheld: times in a row without its receipts, late ones
+    counted in part.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
     reason: why it was set aside last.
     """
 
     sound: int = 0
     audits: int = 0
-    withheld: int = 0
+    withheld: float = 0.0
     until: int = 0
     times: int = 0
     reason: str = ""
@@ -166,7 +175,7 @@ class AuditBook:
 
     # -- whom to audit ------------------------------------------------------------------------------------------------
 
-    def trained(self, rows: int) -> None:
+    def note_trained(self, rows: int) -> None:
         """Note the rows of a round of ours, a share of which is saved for audits."""
         self._rows = min(SAVED, self._rows + self._share * rows)
 
@@ -180,17 +189,23 @@ class AuditBook:
             self._heard[accuser, accused] = None
             self._accused[accused] = None
 
-    def chosen(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
-        """Return the members to audit after a round, the accused first; as many as we may compute rows for.
+    def choose(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
+        """Return the members to audit after a round, as many as we may compute rows for.
 
+        First come the accused, and members that were set aside before.
         members: the others of the round.
         """
         each = EACH_ROUND / max(1, len(members))
         order = [peer for peer in sorted(members) if not self.is_aside(peer, round)]
         random.shuffle(order)
-        accused = [peer for peer in order if peer in self._accused]
+        accused = [peer for peer in order if peer in self._accused or self._is_back(peer)]
         drawn = [peer for peer in order if random.random() < each * self._chance(peer) and peer not in accused]
         return [*accused, *drawn][: max(0, int(self._rows // FIRST.cost))]
+
+    def _is_back(self, peer: PeerId) -> bool:
+        """Return True for a member that was set aside, and has passed no audit since."""
+        known = self._known.get(peer)
+        return known is not None and known.times > 0 and not known.sound
 
     def _chance(self, peer: PeerId) -> float:
         known = self._known.get(peer)
@@ -207,24 +222,24 @@ class AuditBook:
         """Return the members that are set aside in this round."""
         return frozenset(peer for peer in self._known if self.is_aside(peer, round))
 
-    def sound(self, peer: PeerId) -> None:
+    def note_sound(self, peer: PeerId) -> None:
         """Note an audit that found nothing."""
         known = self.of(peer)
         known.sound, known.audits, known.withheld = known.sound + 1, known.audits + 1, 0
         self._accused.pop(peer, None)
 
-    def told_nothing(self, peer: PeerId) -> None:
+    def note_nothing(self, peer: PeerId) -> None:
         """Note receipts that arrived, but allow no verdict."""
         self.of(peer).withheld = 0
         self._accused.pop(peer, None)
 
-    def withheld(self, peer: PeerId, round: int) -> bool:
-        """Note receipts that were not sent; return True if the member is set aside for that."""
+    def note_withheld(self, peer: PeerId, round: int, *, late: bool = False) -> bool:
+        """Note receipts that were not sent, or only after the round; return True if the member is set aside for that."""
         known = self.of(peer)
-        known.sound, known.withheld = 0, known.withheld + 1
+        known.sound, known.withheld = 0, known.withheld + (LATE if late else 1)
         if known.withheld < MOST_WITHHELD:
             return False
-        return self.set_aside(peer, round, f"it did not send the receipts of its rows {MOST_WITHHELD} times")
+        return self.set_aside(peer, round, "again and again it did not send the receipts of its rows in time")
 
     def set_aside(self, peer: PeerId, round: int, reason: str) -> bool:
         """Set a member aside from this round on; return False if it was set aside already."""
@@ -245,13 +260,7 @@ class AuditBook:
         known.until = 0
         return True
 
-    def said(self, round: int) -> list[PeerId]:
+    def newest_aside(self, round: int) -> list[PeerId]:
         """Return the members set aside last, for our heartbeats."""
         aside = sorted(self.aside(round), key=lambda peer: -self._known[peer].until)
         return sorted(aside[:MAX_ASIDE])
-
-
-def mean_of(rows: Sequence[float]) -> float:
-    """Return the mean of the cosines that are not nan; nan if there are none."""
-    known = [each for each in rows if not math.isnan(each)]
-    return fmean(known) if known else math.nan

@@ -141,7 +141,8 @@ def check_claims(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | 
             rows = _check_stretches(manifest, base, peer, said)
         if said.steps > max(1, rows // manifest.data.sequences_per_step):
             raise Malformed("a member that claims more steps than its lease has rows for")
-        most = min(most, max(1, rows * manifest.data.row_tokens))
+        read = min(rows, said.steps * manifest.data.sequences_per_step)
+        most = min(most, max(1, read * manifest.data.row_tokens))
     check_losses(said.losses, 0 if learns else len(manifest.data.sources))
     if said.tokens > most:
         raise Malformed("a member that claims more tokens than its contribution can have")

@@ -13,6 +13,7 @@ from random import Random
 
 import trio
 
+from kernels.aggregate import Rule, weights_of
 from protocol.audit.receipts import (
     FIRST,
     SECOND,
@@ -23,8 +24,10 @@ from protocol.audit.receipts import (
     mean_of,
     verdict,
 )
+from protocol.bounds import BoundedDict
 from protocol.chain.base import Base
 from protocol.chain.leases import rows_among, stretches_in
+from protocol.chain.records import record_hash
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultName
 from protocol.events.events import ContributionAudited, MemberSetAside, Notice
@@ -46,6 +49,7 @@ ROUNDS_SERVED = 3
 """Newest rounds of ours whose receipts others can fetch."""
 FETCH_S = 30.0
 """Timeout for each slice of a member's receipts."""
+MAX_ACCUSERS = 256
 MOST_FETCHES = 4
 """Members whose receipts are fetched at a time."""
 
@@ -68,11 +72,11 @@ class _LastRound:
     def record(self) -> Record:
         return self.commit.record
 
-    @property
-    def mean_steps(self) -> float:
-        """Inner steps of the members, weighed as in the result, by their tokens."""
+    def mean_steps(self, rule: Rule) -> float:
+        """Return the inner steps of the members, weighed as in the result."""
         members = self.record.members
-        return sum(each.steps * each.tokens for each in members) / sum(each.tokens for each in members)
+        weights = weights_of(rule, [each.tokens for each in members])
+        return sum(each.steps * weight for each, weight in zip(members, weights, strict=True)) / sum(weights)
 
 
 class ReceiptAudits:
@@ -101,14 +105,13 @@ class ReceiptAudits:
         """Receipts of the chosen members that have arrived."""
         self._fetch_ended = trio.Event()
         self._random = Random()
-        self._accusers: set[PeerId] = set()
-        """Electors that have set this peer aside."""
+        self._accusers = BoundedDict[PeerId, None](MAX_ACCUSERS)
+        """Electors that have set this peer aside, of each of which the user is told once."""
 
     # -- what the rounds need -----------------------------------------------------------------------------------------
 
     def aside(self, round: int) -> frozenset[PeerId]:
-        """Return the members that are set aside in a round, and say so in heartbeats."""
-        self._activity.tell_aside(self._book.said(round))
+        """Return the members that are set aside in a round."""
         return self._book.aside(round)
 
     def keep(self, receipts: memoryview) -> Hash | None:
@@ -128,7 +131,7 @@ class ReceiptAudits:
         receipts = self._own.get(Hash(me.receipts)) if me is not None and me.receipts is not None else None
         self._last = _LastRound(base, commit, receipts, me) if me is not None and receipts is not None else None
         if receipts is not None:
-            self._book.trained(len(receipts) // RECEIPT_BYTES)
+            self._book.note_trained(len(receipts) // RECEIPT_BYTES)
 
     def shown(self, peer: SwarmPeer) -> SwarmPeer:
         """Return another peer, as the status shows it, with what our audits found."""
@@ -160,15 +163,13 @@ class ReceiptAudits:
         if said.sender not in self._replica.base.electors:
             return  # keys are free, and so are their words
         if me in aside and said.sender not in self._accusers:
-            self._accusers.add(said.sender)
+            self._accusers[said.sender] = None
             name = self._membership.name(said.sender)
             text = (
                 f"{name} has set this peer aside, because the receipts of the rows that it trained on were not right; if "
                 "you changed nothing, check that this computer's memory is sound, and that its software is unchanged"
             )
             self._session.emit(Notice("warning", text))
-        elif me not in aside:
-            self._accusers.discard(said.sender)
         for peer in aside:
             if peer != me:
                 self._book.accuse(said.sender, PeerId(peer))
@@ -181,14 +182,15 @@ class ReceiptAudits:
         They arrive while our trainer works.  A fetch may outlast the round, and is then only noted.
         """
         last, trainer = self._last, self._trainer
+        self._activity.tell_aside(self._book.newest_aside(base.round))
         self._chosen, self._fetched = [], {}
-        if last is None or trainer is None or not trainer.audits or last.base.round + 1 != base.round:
+        if last is None or trainer is None or not trainer.audits or record_hash(last.record) != base.tip:
             return
-        others = (each for each in last.record.members if each.peer != self._session.me and each.tokens > 1)
-        members = {PeerId(each.peer): each for each in others}  # a member that trained on nothing claims one token
+        others = (each for each in last.record.members if each.peer != self._session.me)
+        members = {PeerId(each.peer): each for each in others if self._has_rows(last.base, PeerId(each.peer))}
         seed = self._session.identity.sign(b"manyhands receipts 1" + base.tip)
         self._random = Random(hash_bytes("receipts draw", seed))
-        for peer in self._book.chosen(self._random, members.keys(), base.round):
+        for peer in self._book.choose(self._random, members.keys(), base.round):
             if peer not in self._fetching and len(self._fetching) < MOST_FETCHES:
                 self._chosen.append(members[peer])
                 if self._guard.start(self._fetch_for, peer, members[peer], base.round):
@@ -201,9 +203,9 @@ class ReceiptAudits:
                 claimed = await self._fetch(peer, member)
                 if claimed is not None and member in self._chosen:
                     self._fetched[peer] = claimed
-                elif claimed is not None:
-                    self._book.told_nothing(peer)  # they arrived too late
-                elif self._membership.is_live(peer) and self._book.withheld(peer, round):
+                elif peer not in self._session.network.connected():
+                    pass  # it may have tried to answer
+                elif self._book.note_withheld(peer, round, late=claimed is not None):
                     self._tell_aside(peer, round)
         finally:
             del self._fetching[peer]
@@ -212,20 +214,24 @@ class ReceiptAudits:
 
     async def run(self) -> None:
         """Audit the chosen members, while our trainer is idle; the caller cancels this when the round is over."""
-        last, trainer = self._last, self._trainer
-        for member in self._chosen if last is not None and trainer is not None else ():
-            assert last is not None and trainer is not None
-            peer = PeerId(member.peer)
-            while peer not in self._fetched and peer in self._fetching:
-                await self._fetch_ended.wait()
-            claimed = self._fetched.pop(peer, None)
-            if claimed is None:
-                continue
-            try:
-                await self._audit(trainer, last, member, claimed)
-            except (TrainerDied, NotMeasured) as problem:
-                self._session.emit(Notice("debug", f"an audit of receipts ended early: {problem}"[:200]))
+        last, trainer, left = self._last, self._trainer, {PeerId(member.peer): member for member in self._chosen}
+        while left and last is not None and trainer is not None:
+            here = next((peer for peer in left if peer in self._fetched), None)
+            if here is not None:
+                try:
+                    await self._audit(trainer, last, left.pop(here), self._fetched.pop(here))
+                except (TrainerDied, NotMeasured) as problem:
+                    self._session.emit(Notice("debug", f"an audit of receipts ended early: {problem}"[:200]))
+                    return
+            elif not left.keys() & self._fetching.keys():
                 return
+            else:
+                await self._fetch_ended.wait()
+
+    def _has_rows(self, base: Base, peer: PeerId) -> bool:
+        """Return True if a member had rows for an inner step; others train on nothing, and claim one token."""
+        manifest = self._replica.manifest
+        return base.count_leased(manifest, peer) >= manifest.data.sequences_per_step
 
     async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes) -> None:
         peer, round = PeerId(member.peer), last.base.round + 1
@@ -242,14 +248,14 @@ class ReceiptAudits:
             if self._book.set_aside(peer, round, reason):
                 self._tell_aside(peer, round)
         elif result is ReceiptVerdict.SOUND:
-            self._book.sound(peer)
+            self._book.note_sound(peer)
         else:
-            self._book.told_nothing(peer)
+            self._book.note_nothing(peer)
 
     def _tell_aside(self, peer: PeerId, round: int) -> None:
         known = self._book.of(peer)
         self._session.emit(MemberSetAside(peer, known.reason, known.until))
-        self.aside(round)
+        self._activity.tell_aside(self._book.newest_aside(round))
 
     async def _look(
         self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes, draw: RowDraw
@@ -257,13 +263,14 @@ class ReceiptAudits:
         """Return the cosines of a member's rows, and the level."""
         manifest, record = self._replica.manifest, last.record
         width = manifest.data.sequences_per_step
+        mean_steps = last.mean_steps(manifest.aggregation)
         drawn = drawn_rows(self._random, draw, member.steps, last.me.steps, width)
         points = []
         for place, theirs, ours in drawn:
             rows = [*self._rows(last.base, member, place, theirs), *self._rows(last.base, last.me, place, ours)]
             receipts = [_receipt(claimed, place * width + row) for row in theirs]
             receipts += [_receipt(last.receipts, place * width + row) for row in ours]
-            points.append(AuditedRows(place / last.mean_steps, tuple(rows), b"".join(receipts)))
+            points.append(AuditedRows(place / mean_steps, tuple(rows), b"".join(receipts)))
         name = ResultName.of(record)
         view = await self._offload(self._replica.store.results.view, name, self._replica.layouts.result.payload_bytes)
         if view is None:

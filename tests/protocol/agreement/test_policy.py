@@ -72,8 +72,9 @@ def a_view(*looks: PeerView) -> View:
         ({"round": 4}, False),
         ({"base": ZERO_HASH}, False),
         ({"fragment": 1}, False),
-        ({"tokens": SETTINGS.manifest.tokens_per_round}, True),
-        ({"tokens": SETTINGS.manifest.tokens_per_round + 1}, False),
+        ({"tokens": SETTINGS.manifest.tokens_per_round, "steps": SETTINGS.manifest.round_steps}, True),
+        ({"tokens": SETTINGS.manifest.tokens_per_round + 1, "steps": SETTINGS.manifest.round_steps}, False),
+        ({"tokens": SETTINGS.manifest.tokens_per_round, "steps": SETTINGS.manifest.round_steps - 1}, False),
         ({"rollouts": learned_from([UsedBatch(PEERS[4], ZERO_HASH, 1)], None)}, False),
     ],
 )
@@ -132,8 +133,8 @@ def test_a_round_of_text_in_a_run_with_rollouts_counts_its_text() -> None:
     manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
     closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), BASE, LatenessMemory())
     assert rl.tokens_per_round > manifest.tokens_per_round
-    assert not says_ready(closing, 1, tokens=manifest.tokens_per_round + 1)
-    assert says_ready(closing, 1, tokens=manifest.tokens_per_round)
+    assert not says_ready(closing, 1, tokens=manifest.tokens_per_round + 1, steps=manifest.round_steps)
+    assert says_ready(closing, 1, tokens=manifest.tokens_per_round, steps=manifest.round_steps)
 
 
 @pytest.mark.parametrize(

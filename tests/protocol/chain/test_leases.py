@@ -268,10 +268,11 @@ def test_columns_have_no_row_in_common_and_none_with_a_spare_slot() -> None:
 def test_a_row_of_preferences_may_count_the_tokens_of_two_rows_of_text() -> None:
     pairs = MANIFEST.model_copy(update={"data": MANIFEST.data.model_copy(update={"format": "preference"})})
     most = 2 * TERMS.rows * MANIFEST.data.sequence_length
-    check_claims(pairs, BASE, PEERS[0], members(PEERS[0], tokens=most)[0])
-    for manifest, tokens in ((pairs, most + 1), (MANIFEST, most)):
+    steps = MANIFEST.round_steps
+    check_claims(pairs, BASE, PEERS[0], members(PEERS[0], tokens=most, steps=steps)[0])
+    for manifest, tokens, done in ((pairs, most + 1, steps), (MANIFEST, most, steps), (pairs, most, steps - 1)):
         with pytest.raises(Malformed, match="more tokens"):
-            check_claims(manifest, BASE, PEERS[0], members(PEERS[0], tokens=tokens)[0])
+            check_claims(manifest, BASE, PEERS[0], members(PEERS[0], tokens=tokens, steps=done)[0])
 
 
 def test_at_the_end_of_the_data_a_lease_is_shorter_or_empty() -> None:
