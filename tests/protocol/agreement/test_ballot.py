@@ -76,9 +76,9 @@ ILL_SORTED = "members that are not sorted, too few or too many"
         ({"members": members(PEERS[0])}, "a chunk of its plan has an owner that is not a member"),
         ({"members": members(PEERS[0]), "owners": bytes(3)}, f"its plan has {ILL_SORTED}"),
         ({"members": members(*PEERS)}, f"its plan has {ILL_SORTED}"),
-        ({"members": members(*PEERS[:3], tokens=MOST)}, None),
+        ({"members": members(*PEERS[:3], tokens=MOST, steps=SETTINGS.manifest.round_steps)}, None),
         (
-            {"members": members(*PEERS[:3], tokens=MOST + 1)},
+            {"members": members(*PEERS[:3], tokens=MOST + 1, steps=SETTINGS.manifest.round_steps)},
             "its plan has a member that claims more tokens than its contribution can have",
         ),
         ({"owners": b"\0\1"}, "its plan has 2 chunks, not 3"),
@@ -100,7 +100,7 @@ def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
         ({"codec": "fp32"}, "a record of another fragment or codec than the round's"),
         ({"members": members(*PEERS)}, ILL_SORTED),
         (
-            {"members": members(*PEERS[:3], tokens=MOST + 1)},
+            {"members": members(*PEERS[:3], tokens=MOST + 1, steps=SETTINGS.manifest.round_steps)},
             "a member that claims more tokens than its contribution can have",
         ),
         ({"result_root": ZERO_HASH}, "a record whose chunks do not match its result root"),
