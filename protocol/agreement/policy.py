@@ -421,7 +421,10 @@ class ClosingPolicy:
         A member that is set aside has a place if view changes demand it, or if the others are too few for a record.
         """
         others = [peer for peer in ready if peer not in self._aside or peer in held]
-        ready = others if len(others) >= self.settings.min_members else ready
+        places = self._places(others, held, most)
+        return places if len(places) >= self.settings.min_members else self._places(ready, held, most)
+
+    def _places(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
         peers = choose_members(self._judging, self.lateness.members, ready, held)
         places = {PeerId(each.peer): each for each in within_uses(self.base, {peer: self.member(peer) for peer in peers})}
         apart = reading_apart(self.settings, self.base, [*places])

@@ -12,7 +12,7 @@ rounds it gets another chance, and is audited first.  docs/internals/receipts.md
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -76,7 +76,7 @@ def verdict(rows: Iterable[float], level: float, rule: VerdictRule = RULE) -> Re
 
 @dataclass(frozen=True)
 class RowDraw:
-    """Number of inner steps, and of rows of each, of a member and of the auditor."""
+    """Number of rows of a member and of the auditor, from `steps` inner steps of each."""
 
     steps: int
     rows: int
@@ -85,38 +85,46 @@ class RowDraw:
     @property
     def cost(self) -> int:
         """Rows to compute."""
-        return self.steps * (self.rows + self.own_rows)
+        return self.rows + self.own_rows
 
 
-FIRST, SECOND = RowDraw(4, 2, 4), RowDraw(8, 2, 2)
+FIRST, SECOND = RowDraw(4, 8, 16), RowDraw(8, 16, 16)
 """The draws of an audit; the second one is for members that the first one made suspect."""
+
+
+@dataclass(frozen=True)
+class DrawnRows:
+    """Rows of one inner step: its place in the round, and the places of the rows in it."""
+
+    step: int
+    rows: tuple[int, ...]
 
 
 def drawn_rows(
     random: Random, draw: RowDraw, steps: int, own_steps: int, width: int
-) -> list[tuple[int, list[int], list[int]]]:
-    """Return the inner steps to audit, in order, each with places of rows of the member and of the auditor in that step.
+) -> tuple[list[DrawnRows], list[DrawnRows]]:
+    """Return the rows to audit of a member with `steps` inner steps, and of the auditor at the same shares of its round.
 
-    steps: those that the member and the auditor have both done are drawn from.  width: rows of a step.
+    Fewer steps, or fewer rows in each, are made up for as far as possible.  width: rows of a step.
     """
-    common = min(steps, own_steps)
-    places = sorted(random.sample(range(common), min(draw.steps, common)))
-    return [
-        (
-            place,
-            sorted(random.sample(range(width), min(draw.rows, width))),
-            sorted(random.sample(range(width), min(draw.own_rows, width))),
-        )
-        for place in places
-    ]
+    places = sorted(random.sample(range(steps), min(steps, max(draw.steps, -(-draw.rows // width)))))
+    own = sorted({round(place * (own_steps - 1) / max(1, steps - 1)) for place in places})
+    return _rows_of(random, places, draw.rows, width), _rows_of(random, own, draw.own_rows, width)
+
+
+def _rows_of(random: Random, places: Sequence[int], rows: int, width: int) -> list[DrawnRows]:
+    each = min(width, -(-rows // len(places)))
+    return [DrawnRows(place, tuple(sorted(random.sample(range(width), each)))) for place in places]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 # What this peer knows of the members.
 
 
-EACH_ROUND = 2.0
-"""Audits of a member that has no clean history in a round, by all other members together."""
+EACH_ROUND, ACCUSED = 2.0, 2.0
+"""Audits in a round of a member without a clean history, by all others together; and times that for an accused one.
+
+Not all audit it at once: its line has to carry the receipts to each of them."""
 RARELY, FADES = 0.1, 0.9
 """Each sound audit makes the next one of that member less likely by `FADES`, down to `RARELY` (as in rollouts)."""
 SHARE = 0.02
@@ -125,18 +133,20 @@ SAVED = 4 * FIRST.cost
 """Most rows that are saved up for audits."""
 ASIDE_ROUNDS, MOST_ASIDE_ROUNDS = 20, 320
 """Rounds for which a member is set aside, at first and at most; each time twice as many."""
-MOST_WITHHELD, LATE = 3.0, 0.25
-"""Times in a row that a member may fail to send the receipts to which it has committed; a late answer counts as `LATE`."""
+MOST_WITHHELD, LATE, FORGIVEN = 3.0, 0.25, 0.5
+"""Times that a member may fail to send the receipts to which it has committed: a late answer, or one that a broken line may
+excuse, counts as `LATE`, and a sound audit makes up for `FORGIVEN`."""
 MAX_KNOWN = 2048
-MAX_ACCUSED = 64
+MAX_ACCUSERS, MOST_FALSE = 256, 2
+"""Accusers that are remembered, and accusations of one that may turn out to be wrong until its words count no more."""
 
 
 @dataclass
 class MemberRecord:
     """Knowledge of a member.
 
-    sound: sound audits in a row.  audits: audits with a verdict.  withheld: times in a row without its receipts, late ones
-    counted in part.
+    sound: sound audits in a row.  audits: audits with a verdict.  withheld: times without its receipts, less those that
+    were forgiven.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
     reason: why it was set aside last.
     """
@@ -160,9 +170,10 @@ class AuditBook:
     def __init__(self, share: float = SHARE) -> None:
         self._share, self._rows = share, 0.0
         self._known = BoundedDict[PeerId, MemberRecord](MAX_KNOWN, lambda peer, known: not known.times)
-        self._accused = BoundedDict[PeerId, None](MAX_ACCUSED)
-        self._heard = BoundedDict[tuple[PeerId, PeerId], None](MAX_KNOWN)
-        """Pairs of accuser and accused that have had their audit."""
+        self._accused = BoundedDict[PeerId, PeerId](MAX_ACCUSERS)
+        """The member that each accuser has named last, until its next audit."""
+        self._false = BoundedDict[PeerId, int](MAX_ACCUSERS)
+        """Audits of members that an accuser had named, and that were sound."""
 
     @property
     def known(self) -> Mapping[PeerId, MemberRecord]:
@@ -184,23 +195,22 @@ class AuditBook:
         self._rows -= draw.cost
 
     def accuse(self, accuser: PeerId, accused: PeerId) -> None:
-        """Note that an elector has set a member aside, which we audit next; each accuser is heard once about a member."""
-        if (accuser, accused) not in self._heard:
-            self._heard[accuser, accused] = None
-            self._accused[accused] = None
+        """Note that an elector has set a member aside, which we audit sooner; only its newest accusation counts."""
+        if self._false.get(accuser, 0) < MOST_FALSE:
+            self._accused[accuser] = accused
 
     def choose(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
         """Return the members to audit after a round, as many as we may compute rows for.
 
-        First come the accused, and members that were set aside before.
-        members: the others of the round.
+        First come the accused, and members that were set aside before.  members: the others of the round.
         """
-        each = EACH_ROUND / max(1, len(members))
+        each, accused = EACH_ROUND / max(1, len(members)), set(self._accused.values())
         order = [peer for peer in sorted(members) if not self.is_aside(peer, round)]
         random.shuffle(order)
-        accused = [peer for peer in order if peer in self._accused or self._is_back(peer)]
-        drawn = [peer for peer in order if random.random() < each * self._chance(peer) and peer not in accused]
-        return [*accused, *drawn][: max(0, int(self._rows // FIRST.cost))]
+        first = [peer for peer in order if peer in accused or self._is_back(peer)]
+        drawn = [peer for peer in first if random.random() < ACCUSED * each]
+        drawn += [peer for peer in order if random.random() < each * self._chance(peer) and peer not in first]
+        return drawn[: max(0, int(self._rows // FIRST.cost))]
 
     def _is_back(self, peer: PeerId) -> bool:
         """Return True for a member that was set aside, and has passed no audit since."""
@@ -225,16 +235,23 @@ class AuditBook:
     def note_sound(self, peer: PeerId) -> None:
         """Note an audit that found nothing."""
         known = self.of(peer)
-        known.sound, known.audits, known.withheld = known.sound + 1, known.audits + 1, 0
-        self._accused.pop(peer, None)
+        known.sound, known.audits = known.sound + 1, known.audits + 1
+        known.withheld = max(0.0, known.withheld - FORGIVEN)
+        for accuser in self._accusers_of(peer):
+            self._false[accuser] = self._false.get(accuser, 0) + 1
 
-    def note_nothing(self, peer: PeerId) -> None:
-        """Note receipts that arrived, but allow no verdict."""
-        self.of(peer).withheld = 0
-        self._accused.pop(peer, None)
+    def _accusers_of(self, peer: PeerId) -> list[PeerId]:
+        """Return the accusers of a member, whose accusation has had its audit and is forgotten."""
+        accusers = [accuser for accuser, accused in self._accused.items() if accused == peer]
+        for accuser in accusers:
+            del self._accused[accuser]
+        return accusers
 
     def note_withheld(self, peer: PeerId, round: int, *, late: bool = False) -> bool:
-        """Note receipts that were not sent, or only after the round; return True if the member is set aside for that."""
+        """Note receipts that were not sent; return True if the member is set aside for that.
+
+        late: True to count it in part.
+        """
         known = self.of(peer)
         known.sound, known.withheld = 0, known.withheld + (LATE if late else 1)
         if known.withheld < MOST_WITHHELD:
@@ -249,7 +266,8 @@ class AuditBook:
         known.sound, known.withheld, known.reason = 0, 0, reason
         known.audits, known.times = known.audits + 1, known.times + 1
         known.until = round + min(MOST_ASIDE_ROUNDS, ASIDE_ROUNDS * 2 ** (known.times - 1))
-        self._accused.pop(peer, None)
+        for accuser in self._accusers_of(peer):
+            self._false.pop(accuser, None)
         return True
 
     def lift(self, peer: PeerId) -> bool:

@@ -143,6 +143,8 @@ def check_claims(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | 
             raise Malformed("a member that claims more steps than its lease has rows for")
         read = min(rows, said.steps * manifest.data.sequences_per_step)
         most = min(most, max(1, read * manifest.data.row_tokens))
+    if said.receipts is not None and not manifest.receipt_bytes:
+        raise Malformed("a member with receipts in a run without them")
     check_losses(said.losses, 0 if learns else len(manifest.data.sources))
     if said.tokens > most:
         raise Malformed("a member that claims more tokens than its contribution can have")

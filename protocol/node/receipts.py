@@ -8,6 +8,7 @@ A trainer that trains ahead, or that has several processes, does not audit; it s
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -18,6 +19,7 @@ from protocol.audit.receipts import (
     FIRST,
     SECOND,
     AuditBook,
+    DrawnRows,
     ReceiptVerdict,
     RowDraw,
     drawn_rows,
@@ -43,12 +45,15 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Member, Record
 from protocol.wire.presence import Heartbeat
-from protocol.wire.questions import SLICE_BYTES, ReceiptsRequest
+from protocol.wire.questions import ReceiptsRequest
 
 ROUNDS_SERVED = 3
 """Newest rounds of ours whose receipts others can fetch."""
-FETCH_S = 30.0
-"""Timeout for each slice of a member's receipts."""
+FETCH_S, LATE_S, SLOWEST_BYTES_PER_S = 30.0, 2.0, 32 << 10
+"""Time for a member's receipts, besides that for their size at the slowest rate, until they count as withheld, and until
+they count as late if they arrive after the round."""
+PIECE_BYTES = 1 << 16
+"""Bytes of receipts in one answer: a slow line is not held for long."""
 MAX_ACCUSERS = 256
 MOST_FETCHES = 4
 """Members whose receipts are fetched at a time."""
@@ -104,6 +109,8 @@ class ReceiptAudits:
         self._fetched: dict[PeerId, bytes] = {}
         """Receipts of the chosen members that have arrived."""
         self._fetch_ended = trio.Event()
+        self._cut_off: set[PeerId] = set()
+        """Members whose connection broke before they sent their receipts, until the next record."""
         self._random = Random()
         self._accusers = BoundedDict[PeerId, None](MAX_ACCUSERS)
         """Electors that have set this peer aside, of each of which the user is told once."""
@@ -127,6 +134,9 @@ class ReceiptAudits:
 
     def note(self, base: Base, commit: Commit) -> None:
         """Note a committed round, which is audited during the next one if we were a member."""
+        for peer in self._cut_off & {PeerId(each.peer) for each in commit.record.members}:
+            self._note_withheld(peer, base.round + 1, late=True)  # it was there, and could have answered
+        self._cut_off.clear()
         me = next((each for each in commit.record.members if each.peer == self._session.me), None)
         receipts = self._own.get(Hash(me.receipts)) if me is not None and me.receipts is not None else None
         self._last = _LastRound(base, commit, receipts, me) if me is not None and receipts is not None else None
@@ -198,19 +208,27 @@ class ReceiptAudits:
 
     async def _fetch_for(self, peer: PeerId, member: Member, round: int) -> None:
         """Fetch a member's receipts for the audits of a round, and note it if they are withheld."""
+        began, size = trio.current_time(), self._size_of(member)
         try:
             with self._guard.watch(peer, "receipts"):
-                claimed = await self._fetch(peer, member)
+                claimed = await self._fetch(peer, member, size)
                 if claimed is not None and member in self._chosen:
                     self._fetched[peer] = claimed
-                elif peer not in self._session.network.connected():
-                    pass  # it may have tried to answer
-                elif self._book.note_withheld(peer, round, late=claimed is not None):
-                    self._tell_aside(peer, round)
+                elif claimed is not None:
+                    if trio.current_time() - began > LATE_S + size / SLOWEST_BYTES_PER_S:
+                        self._note_withheld(peer, round, late=True)
+                elif peer in self._session.network.connected():
+                    self._note_withheld(peer, round)
+                else:
+                    self._cut_off.add(peer)
         finally:
             del self._fetching[peer]
             self._fetch_ended.set()
             self._fetch_ended = trio.Event()
+
+    def _note_withheld(self, peer: PeerId, round: int, *, late: bool = False) -> None:
+        if self._book.note_withheld(peer, round, late=late):
+            self._tell_aside(peer, round)
 
     async def run(self) -> None:
         """Audit the chosen members, while our trainer is idle; the caller cancels this when the round is over."""
@@ -249,8 +267,6 @@ class ReceiptAudits:
                 self._tell_aside(peer, round)
         elif result is ReceiptVerdict.SOUND:
             self._book.note_sound(peer)
-        else:
-            self._book.note_nothing(peer)
 
     def _tell_aside(self, peer: PeerId, round: int) -> None:
         known = self._book.of(peer)
@@ -264,52 +280,50 @@ class ReceiptAudits:
         manifest, record = self._replica.manifest, last.record
         width = manifest.data.sequences_per_step
         mean_steps = last.mean_steps(manifest.aggregation)
-        drawn = drawn_rows(self._random, draw, member.steps, last.me.steps, width)
-        points = []
-        for place, theirs, ours in drawn:
-            rows = [*self._rows(last.base, member, place, theirs), *self._rows(last.base, last.me, place, ours)]
-            receipts = [_receipt(claimed, place * width + row) for row in theirs]
-            receipts += [_receipt(last.receipts, place * width + row) for row in ours]
-            points.append(AuditedRows(place / mean_steps, tuple(rows), b"".join(receipts)))
+        theirs, ours = drawn_rows(self._random, draw, member.steps, last.me.steps, width)
+        points: list[AuditedRows] = []
+        for claims, who, parts in ((claimed, member, theirs), (last.receipts, last.me, ours)):
+            for part in parts:
+                rows = self._rows(last.base, who, part)
+                receipts = b"".join(_receipt(claims, part.step * width + row) for row in part.rows)
+                points.append(AuditedRows(part.step / mean_steps, tuple(rows), receipts))
         name = ResultName.of(record)
         view = await self._offload(self._replica.store.results.view, name, self._replica.layouts.result.payload_bytes)
         if view is None:
             raise NotMeasured("the result of the last round is not on disk")
         step = await self._offload(manifest.outer_step, record.round, [each.tokens for each in record.members], view)
         path = self._replica.store.results.path(name)
-        found = iter(
-            await trainer.audit(ReceiptAudit(path, step.rate, step.momentum, tuple(points)), self._replica.state.view)
-        )
-        rows_found, own_found = list[float](), list[float]()
-        for _, theirs, ours in drawn:
-            rows_found += [next(found) for _ in theirs]
-            own_found += [next(found) for _ in ours]
-        return rows_found, mean_of(own_found)
+        task = ReceiptAudit(path, step.rate, step.momentum, tuple(points))
+        found = await trainer.audit(task, self._replica.state.view)
+        count = sum(len(part.rows) for part in theirs)
+        return found[:count], mean_of(found[count:])
 
-    def _rows(self, base: Base, member: Member, place: int, rows: list[int]) -> list[int]:
+    def _rows(self, base: Base, member: Member, part: DrawnRows) -> list[int]:
         """Return the numbers of some rows of a member's inner step."""
         manifest = self._replica.manifest
         width = manifest.data.sequences_per_step
         read = base.rows_read(manifest, PeerId(member.peer), member.steps, stretches_in(member.stretches))
-        step = [row for start, end in rows_among(read, ((place * width, (place + 1) * width),)) for row in range(start, end)]
-        return [step[row] for row in rows]
+        ranges = rows_among(read, ((part.step * width, (part.step + 1) * width),))
+        step = [row for start, end in ranges for row in range(start, end)]
+        return [step[row] for row in part.rows]
 
-    async def _fetch(self, peer: PeerId, member: Member) -> bytes | None:
-        """Return the receipts to which a member has committed; None if it does not send them."""
-        size = RECEIPT_BYTES * member.steps * self._replica.manifest.data.sequences_per_step
+    def _size_of(self, member: Member) -> int:
+        """Return the bytes of a member's receipts."""
+        return RECEIPT_BYTES * member.steps * self._replica.manifest.data.sequences_per_step
+
+    async def _fetch(self, peer: PeerId, member: Member, size: int) -> bytes | None:
+        """Return the receipts to which a member has committed; None if it does not send them in time."""
         if member.receipts is None:
             return None
         found = bytearray()
-        while len(found) < size:
-            length = min(SLICE_BYTES, size - len(found))
-            question = ReceiptsRequest(receipts=member.receipts, offset=len(found), length=length).encode()
-            try:
+        with trio.move_on_after(FETCH_S + size / SLOWEST_BYTES_PER_S), suppress(NetworkError):
+            while len(found) < size:
+                length = min(PIECE_BYTES, size - len(found))
+                question = ReceiptsRequest(receipts=member.receipts, offset=len(found), length=length).encode()
                 piece = await self._session.network.request(peer, "receipts", question, timeout_s=FETCH_S)
-            except NetworkError:
-                return None
-            if len(piece) != length:
-                return None
-            found += piece
+                if len(piece) != length:
+                    return None
+                found += piece
         return bytes(found) if receipts_hash(bytes(found)) == member.receipts else None
 
 

@@ -298,7 +298,8 @@ class RunningRound:
         if contribution is not None:
             await self._say_ready(contribution, state)
             if not self._replica.manifest.is_streamed:  # there the trainer trains on
-                await self._audits.run()
+                with self._guard.watch(self.session.me, "audits"):
+                    await self._audits.run()
 
     async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
         ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
