@@ -168,7 +168,7 @@ class ReceiptAudits:
 
     @hears_news(Heartbeat)
     def hear_heartbeat(self, said: Statement[Heartbeat]) -> None:
-        """Audit next those whom an elector has set aside; tell the user if it is us."""
+        """Note the members that an elector has set aside; tell the user if this peer is one of them."""
         aside, me = said.body.aside, self._session.me
         if said.sender not in self._replica.base.electors:
             return  # keys are free, and so are their words
