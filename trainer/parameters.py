@@ -151,6 +151,8 @@ class WholeParameters(LocalParameters):
         self.shows_in_place = reads_where_it_lies(model.device)
         self._shown: tuple[F32, Decoder] | None = None
         """Parameters that `show` uses in place, and the model over them."""
+        self._beside: Decoder | None = None
+        """Model over the gradient's memory."""
         self._encoder = DifferenceEncoder(model.device)
         self._kept: Tensor | None = None
 
@@ -189,7 +191,9 @@ class WholeParameters(LocalParameters):
         """Return a model over the memory in which theta lies, on a CPU; otherwise over a copy."""
         if not self.shows_in_place or not isinstance(theta, np.ndarray):
             load(theta, self.model.gradient)
-            return self.model.over(self.model.gradient)
+            if self._beside is None:
+                self._beside = self.model.over(self.model.gradient)
+            return self._beside
         if self._shown is None or self._shown[0] is not theta:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only, and no code writes to the tensor

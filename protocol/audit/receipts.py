@@ -146,7 +146,8 @@ class MemberRecord:
     """Knowledge of a member.
 
     sound: sound audits in a row.  audits: audits with a verdict.  withheld: times without its receipts, less those that
-    were forgiven.
+    were forgiven.  is_suspect: True after a first draw that was suspect, until a second one was judged, maybe in a later
+    round.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
     reason: why it was set aside last.
     """
@@ -154,6 +155,7 @@ class MemberRecord:
     sound: int = 0
     audits: int = 0
     withheld: float = 0.0
+    is_suspect: bool = False
     until: int = 0
     times: int = 0
     reason: str = ""
@@ -202,20 +204,20 @@ class AuditBook:
     def choose(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
         """Return the members to audit after a round, as many as we may compute rows for.
 
-        First come the accused, and members that were set aside before.  members: the others of the round.
+        First come the accused, suspects, and members that were set aside before.  members: the others of the round.
         """
         each, accused = EACH_ROUND / max(1, len(members)), set(self._accused.values())
         order = [peer for peer in sorted(members) if not self.is_aside(peer, round)]
         random.shuffle(order)
-        first = [peer for peer in order if peer in accused or self._is_back(peer)]
+        first = [peer for peer in order if peer in accused or self._is_doubtful(peer)]
         drawn = [peer for peer in first if random.random() < ACCUSED * each]
         drawn += [peer for peer in order if random.random() < each * self._chance(peer) and peer not in first]
         return drawn[: max(0, int(self._rows // FIRST.cost))]
 
-    def _is_back(self, peer: PeerId) -> bool:
-        """Return True for a member that was set aside, and has passed no audit since."""
+    def _is_doubtful(self, peer: PeerId) -> bool:
+        """Return True for a suspect, and for a member that was set aside and has passed no audit since."""
         known = self._known.get(peer)
-        return known is not None and known.times > 0 and not known.sound
+        return known is not None and (known.is_suspect or (known.times > 0 and not known.sound))
 
     def _chance(self, peer: PeerId) -> float:
         known = self._known.get(peer)
@@ -235,10 +237,20 @@ class AuditBook:
     def note_sound(self, peer: PeerId) -> None:
         """Note an audit that found nothing."""
         known = self.of(peer)
-        known.sound, known.audits = known.sound + 1, known.audits + 1
+        known.sound, known.audits, known.is_suspect = known.sound + 1, known.audits + 1, False
         known.withheld = max(0.0, known.withheld - FORGIVEN)
         for accuser in self._accusers_of(peer):
             self._false[accuser] = self._false.get(accuser, 0) + 1
+
+    def note_suspect(self, peer: PeerId) -> None:
+        """Note a first draw that was suspect: a second one decides, in a later round if this one ends before."""
+        known = self.of(peer)
+        known.sound, known.is_suspect = 0, True
+
+    def next_draw(self, peer: PeerId) -> RowDraw:
+        """Return the draw of a member's next audit."""
+        known = self._known.get(peer)
+        return SECOND if known is not None and known.is_suspect else FIRST
 
     def _accusers_of(self, peer: PeerId) -> list[PeerId]:
         """Return the accusers of a member, whose accusation has had its audit and is forgotten."""
@@ -263,7 +275,7 @@ class AuditBook:
         if self.is_aside(peer, round):
             return False
         known = self.of(peer)
-        known.sound, known.withheld, known.reason = 0, 0, reason
+        known.sound, known.withheld, known.is_suspect, known.reason = 0, 0, False, reason
         known.audits, known.times = known.audits + 1, known.times + 1
         known.until = round + min(MOST_ASIDE_ROUNDS, ASIDE_ROUNDS * 2 ** (known.times - 1))
         for accuser in self._accusers_of(peer):

@@ -253,13 +253,14 @@ class ReceiptAudits:
 
     async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes) -> None:
         peer, round = PeerId(member.peer), last.base.round + 1
-        result, alike, level = ReceiptVerdict.NONE, math.nan, math.nan
-        for draw in (FIRST, SECOND):
-            rows, level = await self._look(trainer, last, member, claimed, draw)
-            self._book.spend(draw)  # not if the round has ended meanwhile
-            result, alike = verdict(rows, level), mean_of(rows)
-            if result is not ReceiptVerdict.SUSPECT:
-                break
+        draw = self._book.next_draw(peer)
+        rows, level = await self._look(trainer, last, member, claimed, draw)
+        self._book.spend(draw)  # not if the round has ended meanwhile
+        if draw is FIRST and verdict(rows, level) is ReceiptVerdict.SUSPECT:
+            self._book.note_suspect(peer)
+            rows, level = await self._look(trainer, last, member, claimed, SECOND)
+            self._book.spend(SECOND)
+        result, alike = verdict(rows, level), mean_of(rows)
         self._session.emit(ContributionAudited(last.record.round, peer, result.value, _rounded(alike), _rounded(level)))
         if result is ReceiptVerdict.SUSPECT:
             reason = f"its receipts of round {last.record.round} are alike by {alike:.2f}, and ours by {level:.2f}"
@@ -281,22 +282,27 @@ class ReceiptAudits:
         width = manifest.data.sequences_per_step
         mean_steps = last.mean_steps(manifest.aggregation)
         theirs, ours = drawn_rows(self._random, draw, member.steps, last.me.steps, width)
-        points: list[AuditedRows] = []
+        rows, receipts, whose = dict[int, list[int]](), dict[int, bytes](), dict[int, list[bool]]()
         for claims, who, parts in ((claimed, member, theirs), (last.receipts, last.me, ours)):
             for part in parts:
-                rows = self._rows(last.base, who, part)
-                receipts = b"".join(_receipt(claims, part.step * width + row) for row in part.rows)
-                points.append(AuditedRows(part.step / mean_steps, tuple(rows), receipts))
+                rows.setdefault(part.step, []).extend(self._rows(last.base, who, part))
+                told = b"".join(_receipt(claims, part.step * width + row) for row in part.rows)
+                receipts[part.step] = receipts.get(part.step, b"") + told
+                whose.setdefault(part.step, []).extend([who is member] * len(part.rows))
+        points = tuple(AuditedRows(place / mean_steps, tuple(rows[place]), receipts[place]) for place in sorted(rows))
         name = ResultName.of(record)
         view = await self._offload(self._replica.store.results.view, name, self._replica.layouts.result.payload_bytes)
         if view is None:
             raise NotMeasured("the result of the last round is not on disk")
         step = await self._offload(manifest.outer_step, record.round, [each.tokens for each in record.members], view)
         path = self._replica.store.results.path(name)
-        task = ReceiptAudit(path, step.rate, step.momentum, tuple(points))
+        task = ReceiptAudit(path, step.rate, step.momentum, points)
         found = await trainer.audit(task, self._replica.state.view)
-        count = sum(len(part.rows) for part in theirs)
-        return found[:count], mean_of(found[count:])
+        of_member = [is_theirs for place in sorted(rows) for is_theirs in whose[place]]
+        alike: dict[bool, list[float]] = {True: [], False: []}
+        for cosine, is_theirs in zip(found, of_member, strict=True):
+            alike[is_theirs].append(cosine)
+        return alike[True], mean_of(alike[False])
 
     def _rows(self, base: Base, member: Member, part: DrawnRows) -> list[int]:
         """Return the numbers of some rows of a member's inner step."""

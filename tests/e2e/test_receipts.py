@@ -12,12 +12,12 @@ from tests.e2e.cheating_peer import CHEAT, OTHER_ROWS, STALE, TENTH, ZEROS
 from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
 
 RUN = (
-    TINY_MODEL.replace("sequences_per_step = 2", "sequences_per_step = 8").replace(
+    TINY_MODEL.replace("sequences_per_step = 2", "sequences_per_step = 32").replace(
         "warmup_steps = 4", "warmup_steps = 4\nlr = 1e-3"
     )
     + """
 [rounds]
-inner_steps = 40
+inner_steps = 20
 min_members = 2
 grace_s = 3.0
 eviction_s = 8.0

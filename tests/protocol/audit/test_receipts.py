@@ -179,6 +179,17 @@ def test_a_member_is_set_aside_for_twice_as_long_each_time_and_then_audited_agai
     assert {book.choose(Random(seed), PEERS[:2], round)[0] for seed in range(20)} == {PEERS[0]}, "it comes first"
 
 
+def test_a_suspect_gets_its_second_draw_in_a_later_round_if_need_be() -> None:
+    book = a_book()
+    for _ in range(30):
+        book.note_sound(PEERS[0])
+    assert book.next_draw(PEERS[0]) is FIRST
+    book.note_suspect(PEERS[0])
+    assert book.next_draw(PEERS[0]) is SECOND and count_of(book, PEERS[0]) > 0.15, "and soon"
+    book.note_sound(PEERS[0])
+    assert book.next_draw(PEERS[0]) is FIRST
+
+
 def test_a_member_that_is_set_aside_is_not_audited_and_can_be_let_back() -> None:
     book = a_book()
     book.set_aside(PEERS[0], 0, "why")
