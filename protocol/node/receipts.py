@@ -17,6 +17,7 @@ import trio
 from kernels.aggregate import Rule, weights_of
 from protocol.audit.receipts import (
     FIRST,
+    MAX_ACCUSERS,
     SECOND,
     AuditBook,
     DrawnRows,
@@ -54,7 +55,6 @@ FETCH_S, LATE_S, SLOWEST_BYTES_PER_S = 30.0, 2.0, 32 << 10
 they count as late if they arrive after the round."""
 PIECE_BYTES = 1 << 16
 """Bytes of receipts in one answer: a slow line is not held for long."""
-MAX_ACCUSERS = 256
 MOST_FETCHES = 4
 """Members whose receipts are fetched at a time."""
 
