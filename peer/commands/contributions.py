@@ -25,9 +25,9 @@ def register(subparsers: Subparsers) -> None:
         epilog="Reads the record chain on this disk, so no peer has to run.  Peers appear under the names that they "
         "chose, and this peer is marked (me).  In a run with rollouts it also shows the batches from which the run "
         "learned, and the tokens of their outputs.  If members named teams (`peer config team NAME`), a second table sums "
-        "them: all credit of a member counts for the team that it named last.  While the peer runs, AUDITED counts the "
-        "rounds of a member that this peer audited, and members that it has set aside are listed below with the reason.  "
-        "The JSON object has whole peer IDs, `me`, `audits`, "
+        "them: all credit of a member counts for the team that it named last.  TOKENS are claims.  While the peer runs, "
+        "AUDITED are those of rounds that this peer audited, CREDITED those of members that it has not set aside; it lists "
+        "these below with the reason.  The JSON object has whole peer IDs, `me`, `audits`, "
         "`names`, each member's `team`, the `teams`, the number of `fragments` of which a round exchanges one, and a "
         "`remark` if the tokens cannot be audited.",
         json=True,
@@ -76,12 +76,12 @@ def describe_ledger(found: dict[str, Any]) -> list[str]:
         return (who, str(count), amount(told["tokens"]), f"{100 * told['share']:.1f} %", *made)
 
     rollouts, audits = ("BATCHES", "ACCEPTED") if has_rollouts else (), found["audits"]
-    rows = [("PEER", "ROUNDS", "TOKENS", "SHARE", *rollouts, *(["AUDITED"] if audits else []))]
+    rows = [("PEER", "ROUNDS", "TOKENS", "SHARE", *rollouts, *(("AUDITED", "CREDITED") if audits else ()))]
     for told in found["members"]:
         who = name(told["peer"]) + (" (me)" if told["peer"] == found["me"] else "")
-        audited = [str(audits[told["peer"]]["audits"]) if told["peer"] in audits else ""] if audits else []
+        audited = [amount(told[name]) for name in ("audited_tokens", "credited_tokens")] if audits else []
         rows.append((*row(who, told["rounds"], told, str(told["batches"])), *audited))
-    lines += table(rows, numbers=range(1, 7))
+    lines += table(rows, numbers=range(1, 8))
     for peer, each in audits.items():
         if each["set_aside"]:
             lines.append(f"{name(peer)} is set aside here until round {each['aside_until']}: {clean(each['set_aside'])}")
@@ -101,7 +101,7 @@ def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
     """
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.history import RunHistory
-    from peer.control.ledger import ledger_of, team_credits
+    from peer.control.ledger import ledger_of, team_credits, with_audits
     from peer.joining.purpose import ledger_remark
     from peer.joining.run_source import stored_manifest
     from peer.joining.run_word import chosen_folder
@@ -129,11 +129,12 @@ def find_ledger(folder: Path, wanted: str | None) -> dict[str, Any]:
         with suppress(KeyfileError):
             me = identity.peer_id if (identity := load_identity(folder)) is not None else ""
     told = ledger_of(history.ledger.credits, history.length)
-    members = [{**member, "team": history.teams.get(member["peer"], "")} for member in told["members"]]
+    swarm = status.swarm if status is not None else []
+    members = [{**member, "team": history.teams.get(member["peer"], "")} for member in with_audits(told["members"], swarm)]
     teams = team_credits(told, history.teams)
     audits = {
         each.peer: {"audits": each.audits, "set_aside": each.set_aside, "aside_until": each.aside_until}
-        for each in (status.swarm if status is not None else ())
+        for each in swarm
         if each.audits or each.set_aside
     }
     about = {"audits": audits, "fragments": signed.manifest.fragments, "remark": ledger_remark(signed.manifest)}

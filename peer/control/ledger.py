@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from peer.control.event_log import LOG_NAMES
 from protocol.chain import credit
 from protocol.events import events as ev
 from protocol.events.rollout_tally import VERDICTS, RolloutTally
+from protocol.events.status import SwarmPeer
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -98,6 +99,20 @@ def ledger_of(credits: Mapping[PeerId, credit.Credit], length: int, most: int | 
         "members": told,
         "untold": len(members) - len(told),
     }
+
+
+def with_audits(members: Iterable[Mapping[str, Any]], swarm: Iterable[SwarmPeer]) -> list[dict[str, Any]]:
+    """Return members with `audited_tokens` and `credited_tokens`: what this peer's audits say of the tokens they claimed.
+
+    A member that this peer has set aside has no credit: nobody knows since when its claims are false.
+    """
+    audits, found = {each.peer: each for each in swarm}, []
+    for member in members:
+        known = audits.get(member["peer"])
+        credited = 0 if known is not None and known.set_aside else member["tokens"]
+        audited = known.audited_tokens if known is not None else 0
+        found.append({**member, "audited_tokens": audited, "credited_tokens": credited})
+    return found
 
 
 def team_credits(told: Mapping[str, Any], teams: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 from peer.addresses import names_only_local
 from peer.control.curves import AnswersOfRound, StepBack
 from peer.control.history import HeldOut, Round, RunHistory, curve
-from peer.control.ledger import ledger_of, team_credits
+from peer.control.ledger import ledger_of, team_credits, with_audits
 from peer.formatting import copies
 from peer.joining.purpose import purpose_lines
 from protocol.chain.progress import data_total
@@ -35,6 +35,8 @@ MOST_SOURCES = 6
 """Sources with a curve each; more lines cannot be told apart."""
 MOST_PEERS = 500
 """Number of listed peers, and of listed contributors."""
+CREDIT = ("peer", "rounds", "tokens", "share", "accepted_tokens", "audited_tokens", "credited_tokens")
+"""Fields of a contributor besides its name and team."""
 TEXT_CHARACTERS = 500
 LAST_SECOND = 253_402_300_799
 """End of the year 9999, in unix seconds."""
@@ -63,9 +65,9 @@ def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFa
         {
             "name": names.get(each["peer"], ""),
             "team": team_named(teams.get(each["peer"], "")),
-            **{name: each[name] for name in ("peer", "rounds", "tokens", "share", "accepted_tokens")},
+            **{name: each[name] for name in CREDIT},
         }
-        for each in counted["members"]
+        for each in with_audits(counted["members"], status.swarm if status is not None else ())
     ]
     rl = signed.manifest.rl
     reads_text = rl is None or rl.warm_rounds > 0  # otherwise the held-out loss is measured on a text that nobody trains on
@@ -90,6 +92,7 @@ def gather(history: RunHistory, status: PeerStatus | None, now: float) -> PageFa
         "peers": here[:MOST_PEERS],
         "contributor_count": len(contributors),
         "contributors": contributors[:MOST_PEERS],
+        **{name: sum(each[name] for each in contributors) for name in ("audited_tokens", "credited_tokens")},
         "team_count": len(credited_teams),
         "teams": credited_teams[:MOST_PEERS],
         # empty unless everybody may join and the peer that makes the page can be reached

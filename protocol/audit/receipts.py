@@ -145,15 +145,16 @@ MAX_ACCUSERS, MOST_FALSE = 256, 2
 class MemberRecord:
     """Knowledge of a member.
 
-    sound: sound audits in a row.  audits: audits with a verdict.  withheld: times without its receipts, less those that
-    were forgiven.  is_suspect: True after a first draw that was suspect, until a second one was judged, maybe in a later
-    round.
+    sound: sound audits in a row.  audits, tokens: its audited contributions with a verdict, and the tokens that it claimed
+    for them.  withheld: times without its receipts, less those that were forgiven.  is_suspect: True after a first draw that
+    was suspect, until a second one was judged, maybe in a later round.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
     reason: why it was set aside last.
     """
 
     sound: int = 0
     audits: int = 0
+    tokens: int = 0
     withheld: float = 0.0
     is_suspect: bool = False
     until: int = 0
@@ -234,10 +235,15 @@ class AuditBook:
         """Return the members that are set aside in this round."""
         return frozenset(peer for peer in self._known if self.is_aside(peer, round))
 
+    def note_audited(self, peer: PeerId, tokens: int) -> None:
+        """Note that an audit of a contribution came to a verdict.  tokens: those that the member claimed for it."""
+        known = self.of(peer)
+        known.audits, known.tokens = known.audits + 1, known.tokens + tokens
+
     def note_sound(self, peer: PeerId) -> None:
         """Note an audit that found nothing."""
         known = self.of(peer)
-        known.sound, known.audits, known.is_suspect = known.sound + 1, known.audits + 1, False
+        known.sound, known.is_suspect = known.sound + 1, False
         known.withheld = max(0.0, known.withheld - FORGIVEN)
         for accuser in self._accusers_of(peer):
             self._false[accuser] = self._false.get(accuser, 0) + 1
@@ -276,7 +282,7 @@ class AuditBook:
             return False
         known = self.of(peer)
         known.sound, known.withheld, known.is_suspect, known.reason = 0, 0, False, reason
-        known.audits, known.times = known.audits + 1, known.times + 1
+        known.times += 1
         known.until = round + min(MOST_ASIDE_ROUNDS, ASIDE_ROUNDS * 2 ** (known.times - 1))
         for accuser in self._accusers_of(peer):
             self._false.pop(accuser, None)

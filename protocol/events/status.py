@@ -99,8 +99,9 @@ class SwarmPeer:
     known_s: seconds since this peer first heard of it, or heard of it again after it had been away for long.
     counted_tokens_per_s: tokens a second for which it got credit in the last eight rounds that this peer saw being made;
     None if it was in none of them.  A round also takes the exchange, and waits for slow members, so a claim may be higher.
-    audits: number of its contributions that this peer audited with a verdict.  set_aside: the reason why this peer has set
-    it aside, empty unless it has.  aside_until: the round in which it gets another chance; 0 unless it is set aside.
+    audits, audited_tokens: number of its contributions that this peer audited with a verdict since it started, and the
+    tokens that were claimed for them.  set_aside: the reason why this peer has set it aside, empty unless it has.
+    aside_until: the round in which it gets another chance; 0 unless it is set aside.
     """
 
     peer: str
@@ -125,6 +126,7 @@ class SwarmPeer:
     known_s: float = 0.0
     counted_tokens_per_s: float | None = None
     audits: int = 0
+    audited_tokens: int = 0
     set_aside: str = ""
     aside_until: int = 0
 

@@ -148,9 +148,10 @@ class ReceiptAudits:
         known = self._book.known.get(PeerId(peer.peer))
         if known is None:
             return peer
+        audited = replace(peer, audits=known.audits, audited_tokens=known.tokens)
         if not self._book.is_aside(PeerId(peer.peer), self._replica.history.length):
-            return replace(peer, audits=known.audits)
-        return replace(peer, audits=known.audits, set_aside=known.reason, aside_until=known.until)
+            return audited
+        return replace(audited, set_aside=known.reason, aside_until=known.until)
 
     def lift(self, peer: PeerId) -> bool:
         """Let a member take part again from the next round on; return False if it is not set aside here."""
@@ -262,6 +263,8 @@ class ReceiptAudits:
             self._book.spend(SECOND)
         result, alike = verdict(rows, level), mean_of(rows)
         self._session.emit(ContributionAudited(last.record.round, peer, result.value, _rounded(alike), _rounded(level)))
+        if result is not ReceiptVerdict.NONE:
+            self._book.note_audited(peer, member.tokens)
         if result is ReceiptVerdict.SUSPECT:
             reason = f"its receipts of round {last.record.round} are alike by {alike:.2f}, and ours by {level:.2f}"
             if self._book.set_aside(peer, round, reason):

@@ -453,6 +453,11 @@ def test_the_details_of_a_peer_say_how_far_how_fast_and_how_much() -> None:
         "seen      alive, heard 1 s ago; known for 2 h 5 min; version 0.1",
         "address   -",
     ]
+    told = replace(near, audits=2, audited_tokens=6200, set_aside="its receipts are wrong", aside_until=40)
+    picture.update(status(swarm=[told]))
+    rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
+    assert "counted   3 rounds, 300 tokens (25.0 %), none credited here; place 2 of 2; team bees" in rows
+    assert "audits    ! set aside until round 40: its receipts are wrong; 2 contributions of 6.2 k tokens" in rows
     picture.apply(Stamped(0.0, 9.0, ev.PeerEjected(OTHER, "signed a wrong average", "ab")))
     rows = [row.plain.rstrip() for row in swarm.draw(picture, 98, 18, look)]
     assert rows[-5] == "audits    ! ejected: signed a wrong average"

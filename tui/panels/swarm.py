@@ -154,7 +154,7 @@ def _details(known: SwarmPeer, picture: Picture, width: int) -> list[Text]:
             f"after {many(known.round, 'round')}{steps}",
         ),
         ("counted", _counted(known, picture)),
-        ("audits", _audited(known.peer, picture)),
+        ("audits", _audited(known, picture)),
         ("link", _link(known, picture)),
         ("its line", its_line if has_line else "not measured yet"),
         ("seen", _seen(known)),
@@ -170,25 +170,31 @@ def _counted(known: SwarmPeer, picture: Picture) -> str:
     if credit is None:
         return ("nothing yet" if picture.contributions.peers else "not known yet") + team
     told = f"{many(credit.rounds, 'round')}, {amount(credit.tokens)} tokens ({100 * credit.share:.1f} %)"
+    if known.set_aside:
+        told += ", none credited here"
     if credit.batches:
         told += f", {many(credit.batches, 'batch', 'batches')} of {amount(credit.accepted_tokens)} tokens learned from"
     return f"{told}; place {credit.rank} of {picture.contributions.peers}{team}"
 
 
-def _audited(peer: str, picture: Picture) -> str:
+def _audited(known: SwarmPeer, picture: Picture) -> str:
     """Return the outcomes of this peer's checks of another one."""
-    known, batches = picture.audits.get(peer, PeerAudit()), picture.rollouts.last(author=peer)
-    if known.proven:
-        return f"! ejected: {clean(known.proven, 200)}"
-    aside = [each for each in picture.rollouts.aside if each.peer == peer]
+    checks, batches = picture.audits.get(known.peer, PeerAudit()), picture.rollouts.last(author=known.peer)
+    if checks.proven:
+        return f"! ejected: {clean(checks.proven, 200)}"
+    aside = [each for each in picture.rollouts.aside if each.peer == known.peer]
     verdicts = Counter(batch.verdict for batch in batches)
     told = [
         f"! set aside: {clean(aside[-1].reason, 100)}" if aside else "",
-        f"{many(known.right, 'average')} recomputed here, all correct" if known.right else "",
+        f"! set aside until round {known.aside_until}: {clean(known.set_aside, 100)}" if known.set_aside else "",
+        f"{many(known.audits, 'contribution')} of {amount(known.audited_tokens)} tokens audited here"
+        if known.audits
+        else "",
+        f"{many(checks.right, 'average')} recomputed here, all correct" if checks.right else "",
         f"{verdicts[ACCEPTED]} of the last {many(len(batches), 'batch', 'batches')} accepted, {verdicts[REJECTED]} rejected"
         if batches
         else "",
-        f"stopped delivering in {many(known.lost, 'exchange')}" if known.lost else "",
+        f"stopped delivering in {many(checks.lost, 'exchange')}" if checks.lost else "",
     ]
     return "; ".join(each for each in told if each) or "nothing checked here yet"
 
@@ -265,7 +271,7 @@ def _row(
         f"{distance if not mine else '':>13}",
         f"{amount(counted.tokens) if counted is not None else '-':>10}",
     )
-    style = f"{STRONG} {GOOD}" if mine else "" if alive else WARNING
+    style = f"{STRONG} {GOOD}" if mine else "" if alive and not known.set_aside else WARNING
     text = fit("".join(_fitting(cells, width)), width)
     return line((pad(text, width + 1)[:width], "reverse") if chosen else (text, style))
 

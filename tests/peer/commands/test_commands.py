@@ -16,7 +16,7 @@ from peer.commands import contributions, seconds_of
 from peer.commands.status import describe_status
 from peer.console.streams import print_json
 from peer.control.client import LOCK_NAME, starting_process
-from peer.control.ledger import team_credits
+from peer.control.ledger import team_credits, with_audits
 from peer.errors import ExitCode
 from peer.formatting import votes_line
 from peer.keyfile import identity_lock
@@ -117,6 +117,21 @@ def test_the_credit_of_a_team_is_the_sum_of_its_members() -> None:
         {"team": "bats", "peers": 1, "tokens": 0, "share": 0.0, "accepted_tokens": 9},
     ]
     assert team_credits(told, {}) == []
+
+
+def test_a_member_that_is_set_aside_has_claimed_tokens_and_no_credited_ones() -> None:
+    swarm = [
+        replace(NEIGHBOUR, peer="a", audits=2, audited_tokens=20),
+        replace(NEIGHBOUR, peer="b", audits=1, audited_tokens=10, set_aside="false receipts", aside_until=40),
+    ]
+    members = with_audits([of("a", 50), of("b", 30), of("c", 20)], swarm)
+    assert [(each["tokens"], each["audited_tokens"], each["credited_tokens"]) for each in members] == [
+        *((50, 20, 50), (30, 10, 0), (20, 0, 20))
+    ]
+    audits = {each.peer: {"audits": each.audits, "set_aside": each.set_aside, "aside_until": 40} for each in swarm}
+    lines = contributions.describe_ledger({**LEDGER, "members": members, "audits": audits})
+    assert lines[1].split()[-2:] == ["AUDITED", "CREDITED"] and lines[3].split()[-2:] == ["10", "0"]
+    assert lines[-1].endswith("set aside here until round 40: false receipts")
 
 
 LEDGER = {

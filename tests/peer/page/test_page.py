@@ -105,6 +105,16 @@ def test_rollouts_count_for_the_share_of_whoever_made_them(tmp_path: Path) -> No
     assert sum(each["share"] for each in others) == pytest.approx(0.5)
 
 
+def test_the_page_tells_what_its_peer_audited_and_credits(tmp_path: Path) -> None:
+    known = history(tmp_path, 40, 4)
+    liar = replace(swarm_peer(3), audits=1, audited_tokens=900, set_aside="false receipts", aside_until=60)
+    facts = gather(known, status(4, swarm=[liar]), NOW)
+    claimed = {each["peer"]: each["tokens"] for each in facts["contributors"]}
+    credited = {each["peer"]: each["credited_tokens"] for each in facts["contributors"]}
+    assert credited == {**claimed, peer_id(3): 0} and facts["audited_tokens"] == 900
+    assert "this peer audited 900 of the tokens, and credits" in Reader(document(facts, "run.json")).text
+
+
 def test_teams_have_the_credit_of_their_members_also_of_those_that_are_gone(tmp_path: Path) -> None:
     known = history(tmp_path, 40, 4)
     known.teams = {peer_id(1): "owls", peer_id(2): "owls", peer_id(3): "bats"}

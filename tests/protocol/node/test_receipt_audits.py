@@ -26,6 +26,7 @@ from protocol.wire.messages import pack
 from protocol.wire.presence import Heartbeat
 from protocol.wire.questions import SLICE_BYTES, ReceiptsRequest
 from tests.protocol.chains import a_run, in_run, next_commit, store_result
+from tests.protocol.example_status import NEIGHBOUR
 from tests.protocol.node.stage import Stage
 from tests.protocol.peers import ANN, BOB, ME, a_heartbeat, a_session, at_once
 
@@ -144,6 +145,8 @@ async def test_false_receipts_are_found_in_the_first_round(stage: Stage) -> None
     room = AuditRoom(stage, FALSE)
     assert await room.rounds_until_aside(sends(FALSE), 1) == 1
     assert (ANN.peer_id, "suspect") in room.verdicts
+    shown = room.audits.shown(replace(NEIGHBOUR, peer=ANN.peer_id))
+    assert shown.audited_tokens > 0 < shown.aside_until and shown.set_aside
 
 
 @pytest.mark.parametrize(
