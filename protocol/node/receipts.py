@@ -1,7 +1,8 @@
 """Audits of the last round's receipts (`protocol.audit.receipts`): serving ours, fetching others', and computing rows again.
 
-An audit runs while our trainer has nothing to do: after our READY, until the round is over.  It concerns the round before,
-whose result is in our state, so the weights on the way to it follow from the state and the result, which is on disk.
+Audits run while our trainer has nothing to do: after our READY, until the round is over.  They concern the round before,
+whose result is in our state, so the weights on the way to it follow from the state and the result, which is on disk.  The
+state waits for an audit that runs when the round is over: otherwise a peer that becomes ready last would never audit.
 A trainer that trains ahead, or that has several processes, does not audit; it still keeps receipts.
 """
 
@@ -55,6 +56,8 @@ FETCH_S, LATE_S, SLOWEST_BYTES_PER_S = 30.0, 2.0, 32 << 10
 they count as late if they arrive after the round."""
 PIECE_BYTES = 1 << 16
 """Bytes of receipts in one answer: a slow line is not held for long."""
+PATIENCE = 2.0
+"""Times that the rows of an audit may take what they took in training, once the round is over."""
 MOST_FETCHES = 4
 """Members whose receipts are fetched at a time."""
 
@@ -109,6 +112,10 @@ class ReceiptAudits:
         self._fetched: dict[PeerId, bytes] = {}
         """Receipts of the chosen members that have arrived."""
         self._fetch_ended = trio.Event()
+        self._is_closing = False
+        self._idle = trio.Event()
+        """Set while no audit is computed."""
+        self._idle.set()
         self._cut_off: set[PeerId] = set()
         """Members whose connection broke before they sent their receipts, until the next record."""
         self._random = Random()
@@ -194,7 +201,7 @@ class ReceiptAudits:
         """
         last, trainer = self._last, self._trainer
         self._activity.tell_aside(self._book.newest_aside(base.round))
-        self._chosen, self._fetched = [], {}
+        self._chosen, self._fetched, self._is_closing = [], {}, False
         if last is None or trainer is None or not trainer.audits or record_hash(last.record) != base.tip:
             return
         others = (each for each in last.record.members if each.peer != self._session.me)
@@ -234,18 +241,31 @@ class ReceiptAudits:
     async def run(self) -> None:
         """Audit the chosen members, while our trainer is idle; the caller cancels this when the round is over."""
         last, trainer, left = self._last, self._trainer, {PeerId(member.peer): member for member in self._chosen}
-        while left and last is not None and trainer is not None:
+        while left and last is not None and trainer is not None and not self._is_closing:
             here = next((peer for peer in left if peer in self._fetched), None)
             if here is not None:
+                self._idle = trio.Event()
                 try:
                     await self._audit(trainer, last, left.pop(here), self._fetched.pop(here))
                 except (TrainerDied, NotMeasured) as problem:
                     self._session.emit(Notice("debug", f"an audit of receipts ended early: {problem}"[:200]))
                     return
+                finally:
+                    self._idle.set()
             elif not left.keys() & self._fetching.keys():
                 return
             else:
                 await self._fetch_ended.wait()
+
+    async def close(self, trained_s: float) -> None:
+        """Begin no more audits of this round, and wait for the one that runs, at most `PATIENCE` times as long as it should.
+
+        trained_s: the seconds in which we trained on the rows of our newest receipts.
+        """
+        self._is_closing = True
+        rows = max((len(each) // RECEIPT_BYTES for each in [*self._own.values()][-1:]), default=0)
+        with trio.move_on_after(trained_s * min(1.0, PATIENCE * (FIRST.cost + SECOND.cost) / max(1, rows))):
+            await self._idle.wait()
 
     def _has_rows(self, base: Base, peer: PeerId) -> bool:
         """Return True if a member had rows for an inner step; others train on nothing, and claim one token."""

@@ -128,6 +128,7 @@ class RunningRound:
                 nursery.start_soon(self._tick)
                 nursery.start_soon(self._contribute)
                 await self._over.wait()
+                await self._audits.close(self._computed_s)
                 nursery.cancel_scope.cancel()
         finally:
             self._remember_stalls()

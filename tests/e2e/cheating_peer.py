@@ -3,7 +3,9 @@
 `CHEAT` in the environment names the cheat:
 
 zeros: contributes zeros, with receipts of noise.  stale: its first contribution and receipts, again and again.
-other rows: trains on rows that are not its own.  tenth: does a tenth of the steps, and claims all.
+other rows: trains on rows that are not its own.  tenth, half: does so many of the steps, and claims all.
+
+An honest peer that trains in bf16 can be had, too, for swarms of mixed precision.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from typing import Any
 
 CHEAT = "CHEAT"
 TRAINER = "--cheating-trainer"
-ZEROS, STALE, OTHER_ROWS, TENTH = CHEATS = ("zeros", "stale", "other rows", "tenth")
+ZEROS, STALE, OTHER_ROWS, TENTH, HALF = CHEATS = ("zeros", "stale", "other rows", "tenth", "half")
+SHARES = {TENTH: 10, HALF: 2}
+"""The whole number of steps that are claimed for each one done."""
+BF16 = "honest in bf16"
 FAR = 10**6
 """Rows between its own and those that it trains on."""
 
@@ -24,10 +29,13 @@ FAR = 10**6
 def run_trainer() -> int:
     """Be a trainer process that cheats."""
     import numpy as np
+    import torch
 
+    from trainer import device
     from trainer.__main__ import main
     from trainer.data.rows import Rows
     from trainer.receipts import RECEIPT
+    from trainer.service import service
     from trainer.worker import Done, Task, Worker
 
     cheat, honest, batch = sys.argv.pop(1), Worker.compute, Worker.batch
@@ -55,9 +63,9 @@ def run_trainer() -> int:
             out[:] = encoded
             after_step(done.steps, done.loss, done.tokens, 1e5)
             return done
-        fewer = replace(task, steps=max(1, task.steps // 10)) if cheat == TENTH else task
+        fewer = replace(task, steps=max(1, task.steps // SHARES[cheat])) if cheat in SHARES else task
         done = honest(worker, fewer, theta, out, after_step, *others, **more)
-        if cheat == TENTH:
+        if cheat in SHARES:
             worker.receipts = np.resize(worker.receipts, task.steps * worker.config.data.sequences_per_step)
             done = replace(done, steps=task.steps, tokens=done.tokens * task.steps // fewer.steps)
         first.append((done, bytes(out), worker.receipts))
@@ -66,6 +74,14 @@ def run_trainer() -> int:
     def other_rows(worker: Worker, numbers: Sequence[int]) -> Rows:
         return batch(worker, [number + FAR for number in numbers])
 
+    if cheat == BF16:
+        measured = device.device_speed
+
+        def in_bf16(place: torch.device) -> device.DeviceSpeed:
+            return replace(measured(place), dtype=torch.bfloat16)
+
+        vars(service)["device_speed"] = in_bf16
+        return main()
     Worker.compute = compute  # type: ignore[method-assign,assignment]
     if cheat == OTHER_ROWS:
         Worker.batch = other_rows  # type: ignore[method-assign,assignment]

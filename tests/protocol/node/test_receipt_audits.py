@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from protocol.audit.receipts import LATE, MOST_WITHHELD
 from protocol.chain.records import record_hash
@@ -48,8 +49,11 @@ class LiteralTrainer:
 
     audits = True
 
+    def __init__(self) -> None:
+        self.before_answer: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+
     async def audit(self, task: ReceiptAudit, state: memoryview) -> list[float]:
-        await trio.lowlevel.checkpoint()
+        await self.before_answer()
         claimed = b"".join(each.claimed for each in task.points)
         starts = range(0, len(claimed), RECEIPT_BYTES)
         return [0.9 if claimed[start : start + RECEIPT_BYTES] == ONE else 0.0 for start in starts]
@@ -61,8 +65,10 @@ class AuditRoom:
     def __init__(self, stage: Stage, committed: bytes | None = TRUE) -> None:
         self.stage = stage
         session, activity = a_session(stage.run, stage.network, stage.events), Activity(stage.events.append)
-        trainer: Any = LiteralTrainer()
-        self.audits = ReceiptAudits(session, stage.guard, stage.replica, stage.membership, activity, at_once, trainer)
+        self.trainer = trainer = LiteralTrainer()
+        self.audits = ReceiptAudits(
+            session, stage.guard, stage.replica, stage.membership, activity, at_once, cast("Any", trainer)
+        )
         commit, result = next_commit(stage.replica, [ME, ANN, BOB], voters=[ANN, BOB])
         mine, theirs = self.audits.keep(memoryview(TRUE)), receipts_hash(committed) if committed is not None else None
         members = [
@@ -133,6 +139,21 @@ def fails(error: Exception, *, after_s: float = 0.0) -> Answer:
 
 
 SILENCE = fails(Unreachable("no answer"), after_s=FETCH_S)
+
+
+async def test_a_round_that_is_over_waits_for_the_audit_that_runs_and_no_other_begins(stage: Stage) -> None:
+    room, audited = AuditRoom(stage), trio.Event()
+    room.trainer.before_answer = audited.wait
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(room.play_round, {ANN.peer_id: sends(TRUE), BOB.peer_id: sends(TRUE)})
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(room.audits.close, 60.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not room.verdicts
+        audited.set()
+    assert [verdict for _, verdict in room.verdicts] == ["sound"], "one of two"
+    await room.play_round({ANN.peer_id: sends(TRUE), BOB.peer_id: sends(TRUE)})
+    assert len(room.verdicts) == 3, "and both in the next round"
 
 
 async def test_who_does_not_answer_keeps_nobody_else_from_an_audit(stage: Stage) -> None:
