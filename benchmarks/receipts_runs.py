@@ -337,6 +337,8 @@ class Swarm:
 # -- cheats --------------------------------------------------------------------------------------------------------------
 
 
+LAST = 10**9
+"""An inner step after all of a round."""
 Cheat = Callable[[Swarm, int, int, Mapping[int, Sent]], Sent]
 
 
@@ -393,14 +395,23 @@ def half_rows(swarm: Swarm, number: int, round: int, sent: Mapping[int, Sent]) -
     return found
 
 
-def unweighted(swarm: Swarm, number: int, round: int, sent: Mapping[int, Sent]) -> Sent:
-    """Compute true receipts along the expected path, without the gradients of weights; contribute the last result."""
-    model = swarm.workers[number].model
+def untrained(place: int | None = None, share: float = 1.0) -> Cheat:
+    """Compute receipts without the gradients of weights, and contribute the last result.
 
-    def claim(rows: Rows, place: int) -> Receipts:
-        return audited(model, swarm.workers[number], swarm.guessed(place), rows)
+    place: the inner step at whose expected weights all are computed; None for each at its own.  share: of the layers.
+    """
 
-    return swarm.forged(number, round, swarm.encoded(swarm.result), claim)
+    def cheat(swarm: Swarm, number: int, round: int, sent: Mapping[int, Sent]) -> Sent:
+        worker = swarm.workers[number]
+
+        def claim(rows: Rows, at: int) -> Receipts:
+            model = model_at(worker.model, swarm.guessed(at if place is None else min(place, swarm.round_steps)))
+            model.model.layers = model.model.layers[: max(1, int(share * len(model.model.layers)))]
+            return receipts_at(model, worker.objective, rows, Z_LOSS, SEED, AT_ONCE)
+
+        return swarm.forged(number, round, swarm.encoded(swarm.result), claim)
+
+    return cheat
 
 
 def gradients(worker: Worker, model: Decoder, rows: Rows, *, at_top: bool) -> tuple[Tensor, Tensor]:
@@ -488,7 +499,10 @@ CHEATS: Mapping[str, Cheat] = {
     "half rows": half_rows,
     "forward": forward_only(False),
     "map": forward_only(True),
-    "no weight gradients": unweighted,
+    "no weight gradients": untrained(),
+    "first weights": untrained(0),
+    "last weights": untrained(LAST),
+    "half of the layers": untrained(share=0.5),
 }
 CHANGES: Mapping[str, Callable[[Rows], Rows]] = {
     "half batches": lambda rows: rows[: len(rows) // 2],
