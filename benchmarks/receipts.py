@@ -56,17 +56,15 @@ from benchmarks.receipts_runs import (
     run,
 )
 from kernels.schedule import Place
-from protocol.audit.receipts import RULE, ReceiptVerdict, VerdictRule, verdict
+from protocol.audit.receipts import FIRST, RULE, SECOND, ReceiptVerdict, RowDraw, VerdictRule, verdict
 from trainer.receipts import GradientProjection, receipts_at, receipts_of
 from trainer.worker import Worker
 
 # -- audits drawn from runs ------------------------------------------------------------------------------------------------
 
 
-FIRST, SECOND = (4, 2), (8, 2)
-"""Inner steps, and rows of each, of the first and second draw."""
-LEVEL_ROWS, DRAWS, CHANCE = 16, 3000, 0.5
-"""Rows of the auditor, audits that are drawn, and the probability of an audit."""
+DRAWS, CHANCE = 3000, 0.5
+"""Audits that are drawn, and the probability of an audit."""
 SCORE_DRAWS, FALSE_SHARE, LEAST_SCORED = 400, 1e-3, 0.8
 """Audits drawn for each score, share of honest ones below its bound, and the least level."""
 
@@ -98,12 +96,12 @@ def pairs(contributions: Sequence[Contribution], *, honest: bool) -> list[Pair]:
     ]
 
 
-def draw(random: np.random.Generator, pair: Pair, steps: int, rows: int) -> Draw:
-    """Draw rows of a contribution, and `LEVEL_ROWS` of the auditor's own at the same shares of the round."""
+def draw(random: np.random.Generator, pair: Pair, wanted: RowDraw) -> Draw:
+    """Draw rows of a contribution, and of the auditor's own at the same shares of the round, among those computed again."""
     (checked, own), (most, width), (own_most, own_width) = pair, pair[0].rows.shape, pair[1].rows.shape
-    places = random.permutation(most)[:steps]
+    places = random.permutation(most)[: wanted.steps]
     own_places = np.round(places * (own_most - 1) / max(1, most - 1)).astype(int)
-    own_rows = -(-LEVEL_ROWS // len(places))
+    rows, own_rows = (-(-count // len(places)) for count in (wanted.rows, wanted.own_rows))
     picks = random.random((len(places), width)).argsort(axis=1)[:, :rows]
     own_picks = random.random((len(places), own_width)).argsort(axis=1)[:, :own_rows]
     at = np.repeat(places, picks.shape[1]), picks.ravel()
@@ -122,8 +120,22 @@ def by_rows(rows: F64, level: float) -> ReceiptVerdict:
     return ReceiptVerdict.SUSPECT if is_low else found
 
 
-RULES: Mapping[str, Callable[[F64, float], ReceiptVerdict]] = {"rows": by_rows, "mean": verdict}
-"""The rule as designed first, and that of runs, which compares means alone, also at lower levels."""
+@dataclass(frozen=True)
+class Rule:
+    """Rule for a verdict, with the draws on which it is based."""
+
+    verdict: Callable[[F64, float], ReceiptVerdict]
+    first: RowDraw
+    second: RowDraw
+
+
+FEW_STEPS = RowDraw(4, 8, 16), RowDraw(8, 16, 16)
+RULES: Mapping[str, Rule] = {
+    "rows": Rule(by_rows, *FEW_STEPS),
+    "few steps": Rule(verdict, *FEW_STEPS),
+    "mean": Rule(verdict, FIRST, SECOND),
+}
+"""The rule as designed first, the same draws by their means alone, also at lower levels, and the rule of runs."""
 
 
 def contributions_until(found: float) -> list[int | None]:
@@ -143,10 +155,11 @@ def counted(chosen: Sequence[Pair]) -> dict[str, dict[str, float]]:
     random, levels = np.random.default_rng(1), list[float]()
     outcomes: dict[str, list[tuple[bool, bool, bool]]] = {name: [] for name in RULES}
     for number in random.integers(len(chosen), size=DRAWS):
-        first, second = draw(random, chosen[number], *FIRST), draw(random, chosen[number], *SECOND)
-        levels.append(first.level)
         for name, rule in RULES.items():
-            verdicts = [rule(each.rows, each.level) for each in (first, second)]
+            draws = [draw(random, chosen[number], wanted) for wanted in (rule.first, rule.second)]
+            verdicts = [rule.verdict(each.rows, each.level) for each in draws]
+            if name == "mean":
+                levels.append(draws[0].level)
             suspect = verdicts[0] is ReceiptVerdict.SUSPECT
             found = suspect and verdicts[1] is ReceiptVerdict.SUSPECT
             outcomes[name].append((verdicts[0] is ReceiptVerdict.NONE, suspect, found))
@@ -156,20 +169,22 @@ def counted(chosen: Sequence[Pair]) -> dict[str, dict[str, float]]:
 
 
 Score = Callable[[Draw], float]
+FOUR, EIGHT_ROWS, SIXTEEN = RowDraw(4, 4, 16), *FEW_STEPS
 
 
 def over_level(drawn: Draw) -> float:
     return float(np.nanmean(drawn.rows) / drawn.level)
 
 
-SCORES: Mapping[str, tuple[Score, tuple[int, int]]] = {
-    "mean over level, 4 rows": (over_level, (4, 1)),
-    "mean over level, 8": (over_level, FIRST),
-    "mean over level, 16": (over_level, SECOND),
-    "rank among own rows, 8": (lambda drawn: float((drawn.rows[:, None] >= drawn.own).mean()), FIRST),
-    "second lowest row, 8": (lambda drawn: float(np.sort(drawn.rows)[1]), FIRST),
-    "lowest of four parts' means, 8": (lambda drawn: float(np.nanmin(np.nanmean(drawn.parts, axis=0))), FIRST),
-    "losses, 8": (lambda drawn: -float(np.sqrt(np.mean(drawn.losses**2))), FIRST),
+SCORES: Mapping[str, tuple[Score, RowDraw]] = {
+    "mean over level, 4 rows": (over_level, FOUR),
+    "mean over level, 8": (over_level, EIGHT_ROWS),
+    "mean over level, 12": (over_level, FIRST),
+    "mean over level, 16": (over_level, SIXTEEN),
+    "rank among own rows, 8": (lambda drawn: float((drawn.rows[:, None] >= drawn.own).mean()), EIGHT_ROWS),
+    "second lowest row, 8": (lambda drawn: float(np.sort(drawn.rows)[1]), EIGHT_ROWS),
+    "lowest of four parts' means, 8": (lambda drawn: float(np.nanmin(np.nanmean(drawn.parts, axis=0))), EIGHT_ROWS),
+    "losses, 8": (lambda drawn: -float(np.sqrt(np.mean(drawn.losses**2))), EIGHT_ROWS),
 }
 """Scores of an audit, larger for honest members, and the draw."""
 
@@ -179,8 +194,8 @@ def scores(runs: Mapping[str, Sequence[Contribution]]) -> Iterator[dict[str, Any
     random = np.random.default_rng(2)
 
     def values(name: str, chosen: Sequence[Pair]) -> list[float]:
-        score, rows = SCORES[name]
-        drawn = [draw(random, chosen[number], *rows) for number in random.integers(len(chosen), size=SCORE_DRAWS)]
+        score, wanted = SCORES[name]
+        drawn = [draw(random, chosen[number], wanted) for number in random.integers(len(chosen), size=SCORE_DRAWS)]
         return [score(each) for each in drawn if each.level >= LEAST_SCORED]
 
     for name in SCORES:
@@ -254,7 +269,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, A
     for row in rows:
         found = row["honest"]
         counts = [", ".join(f"{1000 * found[rule][name]:.1f}" for name in ("none", "suspect", "found")) for rule in RULES]
-        level = "{mean_level:.3f} ({least_level:.3f})".format(**found["rows"])
+        level = "{mean_level:.3f} ({least_level:.3f})".format(**found["mean"])
         about = f"{row['name']} | {row['case']['seed']} | {row['loss']:.4f} | {found['rows_audited']}"
         print(f"| {about} | {found['cosine']:.3f} | {level} | {' | '.join(counts)} |")
     if any("cheats" in row for row in rows):

@@ -88,8 +88,11 @@ class RowDraw:
         return self.rows + self.own_rows
 
 
-FIRST, SECOND = RowDraw(4, 8, 16), RowDraw(8, 16, 16)
-"""The draws of an audit; the second one is for members that the first one made suspect."""
+FIRST, SECOND = RowDraw(12, 12, 12), RowDraw(12, 24, 12)
+"""The draws of an audit; the second one is for members that the first one made suspect.
+
+Many steps with one row each tell more than few steps with several: rows of one step are alike, and a member that left out
+steps may have done the few that are drawn."""
 
 
 @dataclass(frozen=True)
