@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from random import Random
 from statistics import fmean
 
@@ -108,9 +109,12 @@ def drawn_rows(
 ) -> tuple[list[DrawnRows], list[DrawnRows]]:
     """Return the rows to audit of a member with `steps` inner steps, and of the auditor at the same shares of its round.
 
+    One step is drawn from each of equal parts of the round, so that steps that were left out cannot be missed by chance.
     Fewer steps, or fewer rows in each, are made up for as far as possible.  width: rows of a step.
     """
-    places = sorted(random.sample(range(steps), min(steps, max(draw.steps, -(-draw.rows // width)))))
+    count = min(steps, max(draw.steps, -(-draw.rows // width)))
+    bounds = [number * steps // count for number in range(count + 1)]
+    places = [random.randrange(start, end) for start, end in pairwise(bounds)]
     own = sorted({round(place * (own_steps - 1) / max(1, steps - 1)) for place in places})
     return _rows_of(random, places, draw.rows, width), _rows_of(random, own, draw.own_rows, width)
 
