@@ -1,4 +1,4 @@
-"""`peer`, whose trainer claims work that it does not do; and that trainer process.
+"""`peer`, whose trainer claims work that it does not do.
 
 `CHEAT` in the environment names the cheat:
 
@@ -10,14 +10,13 @@ An honest peer that trains in bf16 can be had, too, for swarms of mixed precisio
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.e2e.own_trainer import run
+
 CHEAT = "CHEAT"
-TRAINER = "--cheating-trainer"
 ZEROS, STALE, OTHER_ROWS, TENTH, HALF = CHEATS = ("zeros", "stale", "other rows", "tenth", "half")
 SHARES = {TENTH: 10, HALF: 2}
 """The whole number of steps that are claimed for each one done."""
@@ -26,7 +25,7 @@ FAR = 10**6
 """Rows between its own and those that it trains on."""
 
 
-def run_trainer() -> int:
+def run_trainer(cheat: str) -> int:
     """Be a trainer process that cheats."""
     import numpy as np
     import torch
@@ -38,7 +37,7 @@ def run_trainer() -> int:
     from trainer.service import service
     from trainer.worker import Done, Task, Worker
 
-    cheat, honest, batch = sys.argv.pop(1), Worker.compute, Worker.batch
+    honest, batch = Worker.compute, Worker.batch
     first: list[tuple[Done, bytes, np.ndarray]] = []
     random = np.random.default_rng(0)
 
@@ -88,19 +87,5 @@ def run_trainer() -> int:
     return main()
 
 
-def run_peer() -> int:
-    """Be a peer that starts its trainer by this module."""
-    from peer.cli import main
-    from peer.trainer_process import process
-
-    process.PROGRAM = ("tests.e2e.cheating_peer", TRAINER, os.environ[CHEAT])
-    return main()
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == [TRAINER]:
-        del sys.argv[1]
-        status = run_trainer()
-        sys.stdout.flush()
-        os._exit(status)
-    sys.exit(run_peer())
+    run("tests.e2e.cheating_peer", CHEAT, run_trainer)

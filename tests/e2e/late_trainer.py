@@ -1,39 +1,21 @@
-"""`peer`, whose trainer process starts `LATE_TRAINER_S` seconds late, as on a slow computer; and that trainer process.
-
-The trainer gets the number as a word, because a peer passes no unknown variables on.
-"""
+"""`peer`, whose trainer process starts `LATE_TRAINER_S` seconds late, as on a slow computer."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 
+from tests.e2e.own_trainer import run
+
 LATE_TRAINER_S = "LATE_TRAINER_S"
-TRAINER = "--late-trainer"
 
 
-def run_trainer() -> int:
+def run_trainer(seconds: str) -> int:
     """Wait, and be the trainer process."""
     from trainer.__main__ import main
 
-    time.sleep(float(sys.argv.pop(1)))
-    return main()
-
-
-def run_peer() -> int:
-    """Be a peer that starts its trainer by this module."""
-    from peer.cli import main
-    from peer.trainer_process import process
-
-    process.PROGRAM = ("tests.e2e.late_trainer", TRAINER, os.environ[LATE_TRAINER_S])
+    time.sleep(float(seconds))
     return main()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [TRAINER]:
-        del sys.argv[1]
-        status = run_trainer()
-        sys.stdout.flush()
-        os._exit(status)
-    sys.exit(run_peer())
+    run("tests.e2e.late_trainer", LATE_TRAINER_S, run_trainer)
