@@ -165,4 +165,4 @@ def _keys(first: int, count: int) -> Iterator[tuple[int, int]]:
     """Yield the problem and the key of each of the completions from number `first` on."""
     for number in range(first, first + count):
         index = number // GROUP
-        yield index, stream_key(RUN, VERSION, ME, index, number % GROUP)
+        yield index, stream_key(RUN, VERSION, ME, 0, index, number % GROUP)

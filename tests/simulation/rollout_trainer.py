@@ -179,7 +179,7 @@ def right_batch(task: RolloutTask, weights: bytes) -> bytes:
 
 
 def _entry(task: RolloutTask, weights: bytes, problem: int, copy: int) -> Entry:
-    key = task.run + f"{task.version} {task.peer} {problem} {copy}".encode()
+    key = task.run + f"{task.version} {task.peer} {task.number} {problem} {copy}".encode()
     output = hash_bytes("output", key + weights)
     proof = hash_bytes("proof", output + weights)
     return {"problem": problem, "copy": copy, "output": output[:8].hex(), "proof": proof[:8].hex()}
