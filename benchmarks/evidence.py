@@ -185,7 +185,8 @@ def shown(row: Mapping[str, Any]) -> str:
         return f"{head} " + ", ".join(f"{name} = {rate:.3g}" for name, rate in row["rates"].items())
     if "honest" in row:
         highest = math.exp(row["highest_log_wealth"])
-        return f"{head} honest, {row['honest']:9} {row['alarms']} alarms in {row['streams']} streams; wealth at most {highest:.3g}"
+        alarms = f"{row['alarms']} alarms in {row['streams']} streams"
+        return f"{head} honest, {row['honest']:9} {alarms}; wealth at most {highest:.3g}"
     alone = ", ".join(f"{name} {tokens:.0f}" for name, tokens in row["alone_median"].items())
     pair = f"{row['precision']} at {row['validator']}"
     return f"{head} {row['cheat']:22} {pair:22} {row['tokens_median']:6.0f} {row['tokens_99']:6.0f}   alone: {alone}"
