@@ -32,9 +32,11 @@ from protocol.rollouts.betting import Wealth
 from trainer.generate.sampling import gumbel, near_ties, stream_key
 from trainer.rl.betting import SLACK_FACTOR
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import RATE_FACTOR, Assignment, Verifier
+from trainer.rl.verification import RATE_FACTOR, SLACK, Assignment, Verifier
 
 MOST_ROLLOUTS = 4000
+MOST_AT_ONCE = 0.9 * SLACK
+"""Largest shortfall of one token: no stretch of tokens may have more."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def rows(
         exchange = min(exchange, shortfall**0.5)
         share = min(1.0, SLACK_FACTOR * exchange * density)
         budgets = {
-            "rules alone": (1.0, RATE_FACTOR * shortfall * density),
-            "below the alarm": (share, SLACK_FACTOR * shortfall * density / share),
+            "rules alone": (1.0, min(MOST_AT_ONCE, RATE_FACTOR * shortfall * density)),
+            "below the alarm": (share, min(MOST_AT_ONCE, SLACK_FACTOR * shortfall * density / share)),
         }
         for what, (part, budget) in budgets.items():
             counts = [each.within(budget) for each in ties]
