@@ -143,8 +143,8 @@ def rows(
         for what, (part, budget) in budgets.items():
             counts = [each.within(budget) for each in ties]
             row = {"who": what, "rates": name, "share": part, "near_ties": statistics.mean(counts)}
-            if max(counts) == 0:
-                yield {**row, "gain": 0.0}
+            if not tries or max(counts) == 0:
+                yield row if max(counts) else {**row, "gain": 0.0}
                 continue
             best = chosen(run, honest, ties, counts, tries)
             gain = statistics.mean(map(worth, best)) - statistics.mean(rewards)
@@ -158,7 +158,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1200, 2048])
     parser.add_argument("--family", choices=list(FAMILIES), default="llama")
     parser.add_argument("--rollouts", type=int, default=16, metavar="N")
-    parser.add_argument("--tries", type=int, default=7, metavar="N", help="most completions with an exchange")
+    parser.add_argument(
+        "--tries", type=int, default=7, metavar="N", help="most completions with an exchange; 0 counts alone"
+    )
     parser.add_argument("--rates", nargs=3, action="append", metavar=("NAME", "SHORTFALL", "EXCHANGE"), default=[])
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
     arguments = parser.parse_args()

@@ -73,10 +73,10 @@ class Judged:
         for at in range(len(found.lengths)):
             short, dense = (each[tokens[at] : tokens[at + 1]] for each in (found.shortfalls, found.densities))
             means = found.mantissas[chunks[at] : chunks[at + 1]]
-            grown = [
-                bounds.growth(*(torch.from_numpy(each[start : start + BLOCK]) for each in (short, dense)), [mean])
-                for start, mean in zip(range(0, len(short), BLOCK), means, strict=False)
-            ]
+            grown = []
+            for start, mean in zip(range(0, len(short), BLOCK), means, strict=False):
+                block = slice(start, start + BLOCK)
+                grown.append(bounds.growth(torch.from_numpy(short[block]), torch.from_numpy(dense[block]), [mean]))
             rollouts.append(np.array(grown))
         return rollouts
 
@@ -109,7 +109,7 @@ def tokens_to_alarm(rollouts: Sequence[Blocks], random: np.random.Generator, onl
     wealth, tokens, in_batch, grown = Wealth(), 0, 0, np.zeros(BETS)
     others = [] if only is None else others_than(only)
     while tokens < CHEAT_TOKENS:
-        for block in rollouts[random.integers(len(rollouts))]:
+        for block in rollouts[int(random.integers(len(rollouts)))]:
             tokens, in_batch, grown = tokens + BLOCK, in_batch + BLOCK, grown + block
             grown[others] = 2 * POOREST
             now = wealth.after(tuple(grown.tolist()))
@@ -133,7 +133,7 @@ def most_wealth(rollouts: Sequence[NDArray[np.float64]], lengths: Sequence[int],
     """
     wealth, tokens, in_batch, grown, most = Wealth(), 0, 0, np.zeros(BETS), -math.inf
     while tokens < HONEST_TOKENS:
-        at = random.integers(len(rollouts))
+        at = int(random.integers(len(rollouts)))
         tokens, in_batch, grown = tokens + lengths[at], in_batch + lengths[at], grown + rollouts[at]
         if in_batch >= BATCH_TOKENS:
             wealth, in_batch, grown = wealth.after(tuple(grown.tolist())), 0, np.zeros(BETS)
@@ -164,18 +164,23 @@ def rows(judged: Sequence[Judged], streams: int, draws: int) -> Iterator[dict[st
         rollouts = each.blocks(bounds[each.is_same])
         times = [tokens_to_alarm(rollouts, random) for _ in range(draws)]
         alone = {
-            KINDS[kind][0]: float(np.median([tokens_to_alarm(rollouts, random, kind) for _ in range(max(5, draws // 10))]))
+            KINDS[kind][0]: quantile([tokens_to_alarm(rollouts, random, kind) for _ in range(max(5, draws // 10))], 0.5)
             for kind in range(len(KINDS))
         }
-        median, late = (float(np.quantile(times, share, method="higher")) for share in (0.5, 0.99))
         yield {
             "cheat": each.name,
             "precision": each.precision,
             "validator": each.validator,
-            "tokens_median": median,
-            "tokens_99": late,
+            "tokens_median": quantile(times, 0.5),
+            "tokens_99": quantile(times, 0.99),
             "alone_median": alone,
         }
+
+
+def quantile(times: Sequence[float], share: float) -> int | None:
+    """Return a quantile of the tokens until an alarm; None if there is no alarm within `CHEAT_TOKENS`."""
+    found = float(np.quantile(times, share, method="higher"))
+    return int(found) if math.isfinite(found) else None
 
 
 def shown(row: Mapping[str, Any]) -> str:
@@ -187,9 +192,10 @@ def shown(row: Mapping[str, Any]) -> str:
         highest = math.exp(row["highest_log_wealth"])
         alarms = f"{row['alarms']} alarms in {row['streams']} streams"
         return f"{head} honest, {row['honest']:9} {alarms}; wealth at most {highest:.3g}"
-    alone = ", ".join(f"{name} {tokens:.0f}" for name, tokens in row["alone_median"].items())
-    pair = f"{row['precision']} at {row['validator']}"
-    return f"{head} {row['cheat']:22} {pair:22} {row['tokens_median']:6.0f} {row['tokens_99']:6.0f}   alone: {alone}"
+    alone = ", ".join(f"{name} {tokens or 'never'}" for name, tokens in row["alone_median"].items())
+    pair, times = f"{row['precision']} at {row['validator']}", (row["tokens_median"], row["tokens_99"])
+    median, late = (each or "never" for each in times)
+    return f"{head} {row['cheat']:22} {pair:22} {median:>6} {late:>6}   alone: {alone}"
 
 
 def main() -> None:
