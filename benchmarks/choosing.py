@@ -7,8 +7,9 @@ letters.
 
 A maker that keeps to the rules of one batch may spend 3 times the shortfall rate.  A maker that must also stay below the
 alarm of the betting test may spend 1.5 times the shortfall rate and the exchange rate: if that is less than one exchange
-for each rollout, it chooses in that share of its rollouts.  The table has the near-ties within these budgets, the rewards,
-and the rollouts until the betting test sets the maker aside.  Rates: --rates NAME SHORTFALL EXCHANGE, as often as needed.
+for each rollout, it chooses in that share of its rollouts.  The table has the near-ties within these budgets, the share of
+problems solved by the best completion if an honest one solves a tenth, the rewards, and the rollouts until the betting test
+sets the maker aside.  Rates: --rates NAME SHORTFALL EXCHANGE, as often as needed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from trainer.rl.betting import SLACK_FACTOR
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import RATE_FACTOR, SLACK, Assignment, Verifier
 
+SOLVED = 0.1
+"""Share of problems that an honest completion solves, for the share that the best of a rollout's near-ties solves."""
 MOST_ROLLOUTS = 4000
 MOST_AT_ONCE = 0.9 * SLACK
 """Largest shortfall of one token: no stretch of tokens may have more."""
@@ -142,7 +145,9 @@ def rows(
         }
         for what, (part, budget) in budgets.items():
             counts = [each.within(budget) for each in ties]
-            row = {"who": what, "rates": name, "share": part, "near_ties": statistics.mean(counts)}
+            number = statistics.mean(counts)
+            solved = SOLVED + part * ((1 - SOLVED) - (1 - SOLVED) ** (number + 1))
+            row = {"who": what, "rates": name, "share": part, "near_ties": number, "solved": solved}
             if not tries or max(counts) == 0:
                 yield row if max(counts) else {**row, "gain": 0.0}
                 continue
