@@ -6,10 +6,11 @@ completion and up to `--tries` completions with one exchange each, and sends the
 letters.
 
 A maker that keeps to the rules of one batch may spend 3 times the shortfall rate.  A maker that must also stay below the
-alarm of the betting test may spend 1.5 times the shortfall rate and the exchange rate: if that is less than one exchange
-for each rollout, it chooses in that share of its rollouts.  The table has the near-ties within these budgets, the share of
-problems solved by the best completion if an honest one solves a tenth, the rewards, and the rollouts until the betting test
-sets the maker aside.  Rates: --rates NAME SHORTFALL EXCHANGE, as often as needed.
+alarm of the betting test may spend 1.5 times the shortfall rate and the exchange rate in the mean: so near-ties up to twice
+the first, and if the second is less than one exchange for each rollout, it chooses in that share of its rollouts.  The table
+has the near-ties within these budgets, the share of problems solved by the best completion if an honest one solves a tenth,
+the rewards, and the rollouts until the betting test sets the maker aside.  Rates: --rates NAME SHORTFALL EXCHANGE, as often
+as needed.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def rows(
         share = min(1.0, SLACK_FACTOR * exchange * density)
         budgets = {
             "rules alone": (1.0, min(MOST_AT_ONCE, RATE_FACTOR * shortfall * density)),
-            "below the alarm": (share, min(MOST_AT_ONCE, SLACK_FACTOR * shortfall * density / share)),
+            "below the alarm": (share, min(MOST_AT_ONCE, 2 * SLACK_FACTOR * shortfall * density / share)),
         }
         for what, (part, budget) in budgets.items():
             counts = [each.within(budget) for each in ties]
