@@ -34,15 +34,15 @@ class Written:
         first, count: the first completion and the number of completions.  tokens, places: the token for each of these places
         of the output.
         """
-        self._tokens: dict[tuple[int, int], int] = {}
+        self.tokens: dict[tuple[int, int], int] = {}
         for index, key in _keys(first, count):
             begin = len(TOKENIZER.encode(Numbers().problem(index).prompt))
-            self._tokens |= {(key, begin + place): token for token, place in zip(tokens, places, strict=True)}
+            self.tokens |= {(key, begin + place): token for token, place in zip(tokens, places, strict=True)}
 
     def __call__(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
         chosen_b = choose(logits_bv, keys_b, positions_b, temperature)
         for row, place in enumerate(zip(keys_b.tolist(), positions_b.tolist(), strict=True)):
-            chosen_b[row] = self._tokens.get(place, int(chosen_b[row]))
+            chosen_b[row] = self.tokens.get(place, int(chosen_b[row]))
         return chosen_b
 
 
@@ -165,4 +165,4 @@ def _keys(first: int, count: int) -> Iterator[tuple[int, int]]:
     """Yield the problem and the key of each of the completions from number `first` on."""
     for number in range(first, first + count):
         index = number // GROUP
-        yield index, stream_key(RUN, VERSION, ME, index, number % GROUP)
+        yield index, stream_key(RUN, VERSION, ME, 0, index, number % GROUP)

@@ -216,7 +216,7 @@ class Peer:
         self, texts: Sequence[str], peer: str, prompt: Callable[[str], str], first: int, version: int
     ) -> Iterator[Request]:
         for number, text in enumerate(texts):
-            key = stream_key(RUN, version, peer, first + number // GROUP, number % GROUP)
+            key = stream_key(RUN, version, peer, 0, first + number // GROUP, number % GROUP)
             yield Request(number, tuple(TOKENIZER.encode(prompt(text))), key, self._run.length, (TOKENIZER.end,))
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:

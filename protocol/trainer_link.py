@@ -15,7 +15,9 @@ from typing import Protocol, runtime_checkable
 
 import trio
 
+from protocol.formats.bets import Growth
 from protocol.formats.results import RatedAnswer, SourceLoss
+from protocol.formats.rl import Precision
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
 
@@ -262,8 +264,9 @@ class TrainerLink(Protocol):
 class RolloutTask:
     """Request to make a batch of rollouts, or to verify one, with the weights of `version` (see `keep_version`).
 
-    run: hash of the run.  peer: the maker of the rollouts; run and peer key the sampling.  problems: numbers of the
-    problems.  copies: number of completions of each problem.
+    run: hash of the run.  peer: the maker of the rollouts.  problems: numbers of the problems.  copies: number of
+    completions of each problem.  number: number of the batch among the peer's batches of this version.  run, version, peer
+    and number key the sampling.  precision: the stated precision of a batch that is verified.
     """
 
     run: bytes
@@ -271,14 +274,20 @@ class RolloutTask:
     peer: str
     problems: tuple[int, ...]
     copies: int
+    number: int
+    precision: Precision = Precision.FLOAT32
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Size of a generated batch.  tokens: number of tokens that the model generated."""
+    """Size of a generated batch.
+
+    tokens: number of tokens that the model generated.  precision: precision of its matrix products.
+    """
 
     rollouts: int
     tokens: int
+    precision: Precision = Precision.FLOAT32
 
 
 @dataclass(frozen=True)
@@ -286,7 +295,8 @@ class RolloutVerdict:
     """Verdict on one rollout.  reason: the reason of a rejection.  detail: a sentence about the reason.
 
     reward: the recomputed reward; None if it was not recomputed.  exact: True if every computer gets this reward, because no
-    program had to run for it.  sure: True if all honest computers come to the same verdict.
+    program had to run for it.  sure: True if all honest computers come to the same verdict.  growth: growth of the bets
+    against the maker's honesty; empty if the rollout could not be measured.
     """
 
     verdict: Verdict
@@ -296,6 +306,7 @@ class RolloutVerdict:
     tokens: int
     exact: bool = False
     sure: bool = True
+    growth: Growth = ()
 
 
 @dataclass(frozen=True)

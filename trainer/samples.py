@@ -83,6 +83,6 @@ def next_tokens(model: Decoder, texts: Sequence[Sequence[int]], streams: Sequenc
     lasts_b = torch.tensor([len(text) - 1 for text in read], device=model.device)
     rows_b = torch.arange(len(read), device=model.device)
     logits_bv = through_head(model, tokens_bt, None, lambda hidden, weight: hidden[rows_b, lasts_b] @ weight.to(hidden).T)
-    keys_b = torch.tensor([stream_key(b"samples", 0, "", stream, 0) for stream in streams], device=model.device)
+    keys_b = torch.tensor([stream_key(b"samples", 0, "", 0, stream, 0) for stream in streams], device=model.device)
     positions_b = torch.tensor([len(text) for text in texts], device=model.device)
     return choose(logits_bv.float(), keys_b, positions_b, TEMPERATURE).tolist()

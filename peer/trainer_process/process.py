@@ -36,7 +36,9 @@ from peer.trainer_process.channel import Listener, TrainerChannel, TrainerLog, h
 from protocol.chain.outer_state import SharedRegion
 from protocol.disk import ScratchFolder
 from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
+from protocol.formats.bets import is_growth
 from protocol.formats.results import RatedAnswer, SourceLoss
+from protocol.formats.rl import Precision
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
     ComputeTask,
@@ -725,7 +727,7 @@ class RolloutProcess(TrainerProcess):
 
         answer = await self._ask_alone("generate", progress, task=_fields(task), path=str(path))
         self._worked()
-        return Generated(answer["rollouts"], answer["tokens"])
+        return Generated(answer["rollouts"], answer["tokens"], Precision(answer["precision"]))
 
     async def verify(self, task: RolloutTask, path: Path) -> tuple[RolloutVerdict, ...]:
         """Verify as `RolloutLink.verify` describes."""
@@ -743,11 +745,13 @@ class RolloutProcess(TrainerProcess):
         for each in told:
             verdict = Verdict.ACCEPT if each["reward"] is not None else Verdict.INCONCLUSIVE
             verdict, reason = Verdict.REJECT if each["reason"] else verdict, Reason(each["reason"])
-            figures = (each[name] for name in ("detail", "reward", "tokens", "exact", "sure"))
-            found.append(RolloutVerdict(verdict, reason, *figures))
+            growth = tuple(map(float, each["growth"]))
+            assert not growth or is_growth(growth), "the trainer process reports one finite number for each bet"
+            figures = {name: each[name] for name in ("detail", "reward", "tokens", "exact", "sure")}
+            found.append(RolloutVerdict(verdict, reason, **figures, growth=growth))
         return tuple(found)
 
 
 def _fields(task: RolloutTask) -> dict[str, Any]:
     """Return the fields of a batch for the trainer."""
-    return {**vars(task), "run": task.run.hex()}
+    return {**vars(task), "run": task.run.hex(), "precision": task.precision.value}

@@ -10,6 +10,7 @@
     evidence/<hash>             proofs that peers lied
     files/                      the run's files as blobs, in a run that has some
     rollouts/                   batches of rollouts as blobs, in a run of reinforcement learning
+    rollouts/wealth             the wealth of the betting tests against rollout peers
     tasks/                      sets of tasks as blobs, with the statements about them and the counts
     reference/                  the weights with which a run's KL term compares, as blobs
     extension                   the organiser's newest extension of the run, signed

@@ -9,6 +9,7 @@ reward, beta1).
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 from pydantic import Field
@@ -21,6 +22,13 @@ Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
 Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class Precision(str, Enum):
+    """Precision of the matrix products with which a peer makes rollouts."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 class RlConfig(Section):
@@ -110,6 +118,17 @@ class RlConfig(Section):
     """Most units by which any token may fall short; at least max_shortfall."""
     shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
     """Mean by which honest tokens fall short, per unit of 1 - sum p^2; all tokens together may by three times as much."""
+    # Our choice, as the four fields after it.
+    exchange_rate: Share = 0.03
+    """Share of honest tokens that are not the sampling's choice at a validator, per unit of 1 - sum p^2."""
+    mantissa_rate: Mantissa = 2.0
+    """Mean difference of mantissas over an honest peer's chunks."""
+    same_shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
+    """shortfall_rate between peers that compute in the same precision; the smaller of the two counts."""
+    same_exchange_rate: Share = 0.03
+    """exchange_rate between peers that compute in the same precision; the smaller of the two counts."""
+    same_mantissa_rate: Mantissa = 2.0
+    """mantissa_rate between peers that compute in the same precision; the smaller of the two counts."""
 
     def _problems(self) -> Problems:
         if self.min_solve_rate > self.max_solve_rate:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.events.events import Event
+from protocol.formats.bets import Growth
 from protocol.rollouts.batch import PooledBatch
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -88,7 +89,8 @@ class BatchVerified:
 
     codes: verdicts, one byte a rollout; None without a result.  scores: as in `Judgement`.  exact: places of the rollouts
     whose score is the same on every computer.  sure: True if every honest computer comes to the same opinion.  died: True if
-    the process died while it verified the batch.
+    the process died while it verified the batch.  growth: growth of the bets against the maker's honesty; empty without a
+    measurement.
     """
 
     author: PeerId
@@ -98,6 +100,7 @@ class BatchVerified:
     exact: frozenset[int] = frozenset()
     sure: bool = True
     died: bool = False
+    growth: Growth = ()
 
 
 @dataclass(frozen=True)

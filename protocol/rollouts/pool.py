@@ -457,7 +457,10 @@ class Pool:
             return []
         batch.scores, batch.exact, batch.sure = event.scores, event.exact, event.sure
         self._room.charge(batch.author)
-        return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
+        effects = self._duty.checked(batch, event.codes)
+        if alarm := self.trust.bet(batch.author, event.growth) if event.growth else "":
+            effects += self._context.set_aside(batch.author, alarm)
+        return [*effects, *self._drop_all_of(batch.author)]
 
     def _drop_all_of(self, author: PeerId) -> list[PoolEffect]:
         """Drop all batches of a peer, if the peer is set aside."""

@@ -23,6 +23,7 @@ from protocol.membership.activity import WorkPermit
 from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
 from protocol.rollouts.batch import beacon_of
+from protocol.rollouts.betting import Wealth, WealthFile
 from protocol.rollouts.events import (
     BatchHeard,
     CompareScores,
@@ -126,6 +127,8 @@ class RolloutCounter:
 
 BATCHES = BlobKind("rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES)
 LOOK_S = 0.25
+SAVE_S = 30.0
+"""Seconds between two writes of the evidence on rollout peers; a restart loses no more."""
 MOST_PENDING = 16
 """Number of our batches without a verdict at which we stop making more."""
 REMIND_S = 30.0
@@ -200,6 +203,8 @@ class Rollouts:
         self._tip: Hash | None = None
         self._length = 0
         self._reminded_at, self._reminded = trio.current_time(), 0
+        self._evidence = WealthFile(self._files.disk, self._files.folder / "wealth")
+        self._saved_at, self._saved = trio.current_time(), dict[PeerId, Wealth]()
         self._tasks = TaskGroup()
         self._checking = BatchVerifier(session, rl, self._files, trainer.lock, trainer.tasks)
         self._reference: Reference | None = None
@@ -255,6 +260,10 @@ class Rollouts:
     async def _begin(self) -> None:
         """State again the batches that we made before a restart, and remove the batches of other peers."""
         await self._offload(self._files.load)
+        try:
+            self._pool.trust.recall(await self._offload(self._evidence.load))
+        except (ValueError, StoreFailed) as error:
+            self._session.emit(Notice("warning", f"the evidence on rollout peers cannot be read, and begins anew: {error}"))
         self._move()
         own: set[Hash] = set()
         for body, envelope in await self._worker.recall() if self._worker is not None else []:
@@ -284,7 +293,18 @@ class Rollouts:
             self._remind(trio.current_time())
             await self._repeating.turn()
             await self._fetching.remove_unwanted()
+            await self._save_evidence(trio.current_time())
             await trio.sleep(LOOK_S)
+
+    async def _save_evidence(self, now: float) -> None:
+        """Save the wealth of the betting tests for a restart, if it has changed."""
+        if now - self._saved_at < SAVE_S or (wealth := self._pool.trust.wealth) == self._saved:
+            return
+        self._saved_at, self._saved = now, wealth
+        try:
+            await self._offload(self._evidence.save, wealth)
+        except StoreFailed as error:
+            self._session.emit(Notice("warning", f"the evidence on rollout peers was not saved: {error}"))
 
     def _remind(self, now: float) -> None:
         """Repeat the statements of some unanswered batches, and of the next batches the next time."""

@@ -6,17 +6,23 @@ check everything again.  We set a peer aside if our own check proves it wrong: a
 peer for a rollout that no honest peer makes.
 
 The rejections of other peers count as well, once so many electors have reproduced them that at least one elector is honest.
+
+A rollout peer may deviate within all tolerances in each of its batches.  So the measurements of all our checks of a peer add
+up in the wealth of a betting test (`protocol.rollouts.betting`), and its alarm sets the peer aside.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log
 
 from protocol.bounds import BoundedDict
 from protocol.chain.electorate import tolerated
+from protocol.formats.bets import Growth
 from protocol.rollouts.batch import BytesLocation, Decision, PooledBatch
+from protocol.rollouts.betting import SUSPICIOUS, Wealth
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -37,6 +43,7 @@ class _KnownPeer:
     """Peers that rejected a batch of this peer that an elector also rejected."""
     electors: set[PeerId] = field(default_factory=set)
     """Electors that rejected a batch of this peer that another peer also rejected."""
+    wealth: Wealth = Wealth()
 
 
 class TrustScores:
@@ -47,6 +54,9 @@ class TrustScores:
 
     def chance(self, peer: PeerId) -> float:
         """Return the chance of a check of a peer's statement or batch."""
+        known = self._known.get(peer)
+        if known is not None and known.wealth.log >= log(SUSPICIOUS):
+            return 1.0
         return max(RARELY, FADES ** self.clean(peer))
 
     def clean(self, peer: PeerId) -> int:
@@ -75,6 +85,23 @@ class TrustScores:
             return False
         known.aside = reason
         return True
+
+    def bet(self, peer: PeerId, growth: Growth) -> str:
+        """Add the measurements of our check of a peer's batch; return the reason of an alarm, or an empty string."""
+        known = self._of(peer)
+        known.wealth = known.wealth.after(growth)
+        return known.wealth.reason
+
+    @property
+    def wealth(self) -> dict[PeerId, Wealth]:
+        """Wealth of the betting test against each peer of which we have checked a batch."""
+        return {peer: known.wealth for peer, known in self._known.items() if known.wealth.checks}
+
+    def recall(self, wealth: Mapping[PeerId, Wealth]) -> None:
+        """Take over the wealth from before a restart; a peer beyond the alarm is set aside again."""
+        for peer, each in wealth.items():
+            known = self._of(peer)
+            known.wealth, known.aside = each, known.aside or each.reason
 
     def reproduced(self, author: PeerId, rejecting: Collection[PeerId], electors: frozenset[PeerId]) -> bool:
         """Note that several peers rejected a batch of `author`; return True if `author` must be set aside.

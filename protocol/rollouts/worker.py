@@ -14,6 +14,7 @@ from protocol.bounds import BoundedDict
 from protocol.chain.progress import TasksInForce
 from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice, RolloutsGenerated
+from protocol.formats.bets import total_growth
 from protocol.offload import Offload
 from protocol.rollouts.batch import PooledBatch, problems_of
 from protocol.rollouts.events import BatchVerified, FetchEnded
@@ -91,7 +92,8 @@ class BatchVerifier:
                     if sets is None or held().get(body.version) != body.tip:
                         return BatchVerified(batch.author, batch.root, None)
                     drawn = self._drawn(batch, sets)
-                    task = RolloutTask(self._session.run, body.version, batch.author, drawn, self._rl.group_size)
+                    what = (drawn, self._rl.group_size, body.number, body.precision)
+                    task = RolloutTask(self._session.run, body.version, batch.author, *what)
                     verdicts = await link.verify(task, self._files.path(batch.root))
         except TrainerGaveUp:
             await trio.sleep_forever()
@@ -109,7 +111,8 @@ class BatchVerifier:
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # the maker gets credit for tokens, so their number has to be right
         exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
-        return BatchVerified(batch.author, batch.root, codes, scores, exact, is_sure(verdicts))
+        growth = total_growth(each.growth for each in verdicts)
+        return BatchVerified(batch.author, batch.root, codes, scores, exact, is_sure(verdicts), growth=growth)
 
 
 def code_of(verdict: RolloutVerdict) -> int:
@@ -297,7 +300,7 @@ class RolloutMaker:
             number = self._next.get(tip, 0)
             run, me, sets = self._session.run, self._session.me, self._trainer.tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
-            task = RolloutTask(run, version, me, problems, rl.group_size)
+            task = RolloutTask(run, version, me, problems, rl.group_size, number)
             path = self._files.folder / MADE
             try:
                 made = await self._link.generate(task, path, on_progress)
@@ -340,6 +343,7 @@ class RolloutMaker:
             incarnation=self._trainer.incarnation,
             rollouts=made.rollouts,
             tokens=made.tokens,
+            precision=made.precision,
             size=size,
             root=root,
         )

@@ -379,7 +379,9 @@ HEAD_BYTES, TOKEN_BYTES = 32, 3
 class RlSection(RlConfig):
     """Rollouts and their learning; left out of a run that only reads text."""
 
-    LATER: ClassVar[frozenset[str]] = frozenset({"files"})
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"files", "exchange_rate", "mantissa_rate", "same_shortfall_rate", "same_exchange_rate", "same_mantissa_rate"}
+    )
 
     environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
     """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from protocol.formats.rl import Precision
 from protocol.wire.envelope import Body, Count, HashField, PeerField
 from protocol.wire.hashes import Hash
 from protocol.wire.questions import MAX_LEAVES
@@ -152,7 +153,8 @@ class RolloutBatch(Body):
 
     version, tip: number of committed rounds, and tip, of the weights.  number: number of the batch, from 0 at each tip; the
     tip, the maker and the number draw its problems and its trainer.  incarnation: incarnation of its maker, in which the
-    batch is stated only once.  rollouts: number of rollouts.  tokens: number of tokens that the model made.
+    batch is stated only once.  rollouts: number of rollouts.  tokens: number of tokens that the model made.  precision: of
+    the maker's matrix products; a peer that computes in the same precision holds the batch to the rates for it.
     size, root: size of its bytes (tokens and proofs), and root over their chunks of `ROLLOUT_CHUNK_BYTES`.
     """
 
@@ -164,6 +166,7 @@ class RolloutBatch(Body):
     incarnation: Count
     rollouts: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)]
     tokens: Annotated[int, Field(ge=0, le=2**40)]
+    precision: Annotated[Precision, Field(strict=False)]
     size: Annotated[int, Field(ge=1, le=MAX_BATCH_BYTES)]
     root: HashField
 

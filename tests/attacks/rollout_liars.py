@@ -43,6 +43,13 @@ class OneBad(Cheat):
         return json.dumps(entries).encode()
 
 
+class Deviates(Cheat):
+    """Deviates within all tolerances, in every rollout."""
+
+    def spoil(self, task: RolloutTask, entries: list[dict[str, Any]]) -> bytes:
+        return json.dumps([{**entry, "deviation": 1} for entry in entries]).encode()
+
+
 class OtherProblems(Cheat):
     """Solves the problem that it likes best."""
 

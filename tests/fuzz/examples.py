@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.allreduce.runner import ExchangeAsk, PushHeader
 from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, encode_evidence
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunkNews, ChunksReply, ChunksRequest, LeavesRequest
+from protocol.formats.rl import Precision
 from protocol.run.admission import HelloReply, bearer_token, bound_token, make_hello, make_proof
 from protocol.wire.envelope import Body, seal
 from protocol.wire.hashes import hash_bytes
@@ -90,7 +91,9 @@ MOTION = RecordProposal(
     view_changes=[pack(ONE, RUN, ROLL).raw],
     proof=CERTIFICATE,
 )
-BATCH = RolloutBatch(version=1, tip=TIP, number=0, incarnation=1, rollouts=2, tokens=20, size=100, root=TIP)
+BATCH = RolloutBatch(
+    version=1, tip=TIP, number=0, incarnation=1, rollouts=2, tokens=20, precision=Precision.FLOAT32, size=100, root=TIP
+)
 OFFER = TaskSet(name="sums", count=2, size=100, root=TIP)
 AMENDMENT = Amendment(
     number=1,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
+from protocol.formats.rl import Precision
 from protocol.rollouts.batch import beacon_of
 from protocol.rollouts.events import (
     BatchHeard,
@@ -143,6 +144,7 @@ class StatementCases:
                 incarnation=1,
                 rollouts=RL.rollouts_per_batch,
                 tokens=random.randrange(16),
+                precision=random.choice([*Precision]),
                 size=random.choice((1, 100, 1 << 20)),
                 root=hash_bytes("root", random.randbytes(4)),
             )

@@ -17,6 +17,7 @@ import trio
 
 from protocol.chain.leases import Ranges
 from protocol.chain.progress import OWN_PROBLEMS
+from protocol.formats.bets import BETS
 from protocol.formats.results import RatedAnswer
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
@@ -40,6 +41,9 @@ KEPT = 2
 """Versions beyond `max_async`."""
 
 Entry = dict[str, int | str]
+"""A rollout.  deviation: 1 of a cheat within all tolerances, else 0."""
+HONEST_GROWS, DEVIATION_GROWS = -0.01, 9.0
+"""Growth of the bets against a maker for each of its rollouts."""
 
 
 class RolloutTrainer(ArithmeticTrainer):
@@ -179,10 +183,10 @@ def right_batch(task: RolloutTask, weights: bytes) -> bytes:
 
 
 def _entry(task: RolloutTask, weights: bytes, problem: int, copy: int) -> Entry:
-    key = task.run + f"{task.version} {task.peer} {problem} {copy}".encode()
+    key = task.run + f"{task.version} {task.peer} {task.number} {problem} {copy}".encode()
     output = hash_bytes("output", key + weights)
     proof = hash_bytes("proof", output + weights)
-    return {"problem": problem, "copy": copy, "output": output[:8].hex(), "proof": proof[:8].hex()}
+    return {"problem": problem, "copy": copy, "output": output[:8].hex(), "proof": proof[:8].hex(), "deviation": 0}
 
 
 def verdicts_on(task: RolloutTask, data: bytes, weights: bytes) -> tuple[RolloutVerdict, ...]:
@@ -204,7 +208,8 @@ def _verdict(entry: Entry, wanted: Entry) -> RolloutVerdict:
         return _rejected(Reason.WRONG_COMPUTATION)
     if entry["output"] != wanted["output"]:
         return _rejected(Reason.BAD_SAMPLING)
-    return RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 8, exact=True)
+    growth = (DEVIATION_GROWS if entry["deviation"] else HONEST_GROWS,) * BETS
+    return RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 8, exact=True, growth=growth)
 
 
 def _rejected(reason: Reason) -> RolloutVerdict:

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from protocol.events.events import RolloutsGenerated, RolloutsUsed
+from protocol.rollouts.rollouts import SAVE_S
 from protocol.run.admission import bound_token, make_proof
 from protocol.run.manifest import Admission
 from protocol.trainer_link import Generated, RolloutTask
@@ -17,6 +18,7 @@ from tests.attacks.rollout_liars import (
     AcceptsAll,
     Cheat,
     Contrary,
+    Deviates,
     OneBad,
     OtherProblems,
     OtherWeights,
@@ -149,6 +151,27 @@ def test_restarted_trainers_find_a_cheat_again() -> None:
         await until_aside(world, judge, cheater, trainers)
 
     played(scenario, ROLES, {(Role.ROLLOUT, 0): OneBad})
+
+
+@pytest.mark.slow
+def test_who_deviates_within_all_tolerances_is_set_aside_also_after_a_restart() -> None:
+    async def scenario(world: World, judge: RolloutJudge, seats: Seats) -> None:
+        world.start_all()
+        cheater, trainer = seats[Role.ROLLOUT][0], seats[Role.TRAINER][0]
+        await until_aside(world, judge, cheater, [trainer])
+        assert "add up" in judge.aside[cheater.peer][trainer.peer]
+        await trio.sleep(2 * SAVE_S)
+        for seat in (cheater, trainer):
+            world.faults.kill(seat)
+        world.start(trainer)
+
+        def is_aside() -> bool:
+            rollouts = trainer.node._rollouts if trainer.node is not None else None
+            return rollouts is not None and bool(rollouts._pool.trust.aside(cheater.peer))
+
+        await world.until("its disk tells", is_aside, within_s=60)
+
+    played(scenario, ROLES, {(Role.ROLLOUT, 0): Deviates})
 
 
 @pytest.mark.slow

@@ -30,13 +30,14 @@ BELOW_ONE = 1.0 - 2.0**-24
 """Largest fp32 number below 1."""
 
 
-def stream_key(run: bytes, version: int, peer: str, problem: int, copy: int) -> int:
+def stream_key(run: bytes, version: int, peer: str, batch: int, problem: int, copy: int) -> int:
     """Return the key of one completion's noise: 64 bits as a signed number, as in int64 tensors.
 
-    run: the run's hash.  version: version of the weights. peer: the generating peer. copy: number in the problem's group.
+    run: the run's hash.  version: version of the weights. peer: the generating peer. batch: number of the batch, because a
+    problem may be drawn for several batches of one version. copy: number in the problem's group.
     """
     hashed = hashlib.blake2b(digest_size=8, person=b"manyhands gumbel")
-    for part in (run, str(version).encode(), peer.encode(), str(problem).encode(), str(copy).encode()):
+    for part in (run, str(version).encode(), peer.encode(), *(str(number).encode() for number in (batch, problem, copy))):
         hashed.update(len(part).to_bytes(8, "big") + part)
     return int.from_bytes(hashed.digest(), "big", signed=True)
 

@@ -131,4 +131,4 @@ class Rater:
         for number, prompt in enumerate(prompts):
             named = hashlib.blake2b(repr(prompt).encode(), digest_size=32).digest()
             for copy in range(samples):
-                yield Request(number * samples + copy, prompt, stream_key(named, 0, RATER, 0, copy), most, ends)
+                yield Request(number * samples + copy, prompt, stream_key(named, 0, RATER, 0, 0, copy), most, ends)

@@ -31,13 +31,15 @@ import torch
 from torch import Tensor
 
 from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare_all, proof_sizes
+from protocol.formats.bets import Growth
 from protocol.formats.model import ModelConfig
-from protocol.formats.rl import RlConfig
+from protocol.formats.rl import Precision, RlConfig
 from trainer.data.tokens import Tokenizer
 from trainer.device import is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
 from trainer.models.llama.model import Decoder
+from trainer.rl.betting import HonestBounds
 from trainer.rl.rollout import Rollout
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -311,13 +313,23 @@ CHOICES = 1 << 22
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contents required of a batch: `copies` completions of each problem, by `peer` with version `version` of the model."""
+    """Contents required of a batch: `copies` completions of each problem, by `peer` with version `version` of the model.
+
+    number: number of the batch among the peer's batches of this version.  precision: stated precision of the peer's matrix
+    products.
+    """
 
     run: bytes
     version: int
     peer: str
     problems: tuple[int, ...]
     copies: int
+    number: int = 0
+    precision: Precision = Precision.FLOAT32
+
+    def key(self, problem: int, copy: int) -> int:
+        """Return the key of the noise of one completion (`trainer.generate.sampling.stream_key`)."""
+        return stream_key(self.run, self.version, self.peer, self.number, problem, copy)
 
 
 @dataclass(frozen=True)
@@ -326,7 +338,8 @@ class Judged:
 
     reward: in [0, 1]; None if the rollout is rejected, or if this computer could not score it (then reason is also None).
     measured: None if the form was wrong. tokens: number of tokens that the model made; 0 if the form was wrong. exact: True
-    if every computer computes this reward. sure: True if all honest devices accept this rollout, or all reject it.
+    if every computer computes this reward. sure: True if all honest devices accept this rollout, or all reject it. growth:
+    growth of the bets against the maker's honesty; empty if the form was wrong.
     """
 
     reason: RejectionReason | None
@@ -336,6 +349,7 @@ class Judged:
     tokens: int = 0
     exact: bool = False
     sure: bool = True
+    growth: Growth = ()
 
     def fields(self) -> dict[str, Any]:
         """Return the verdict as fields for the peer, with the beginning of the detail."""
@@ -346,18 +360,26 @@ class Judged:
             "tokens": self.tokens,
             "exact": self.exact,
             "sure": self.sure,
+            "growth": self.growth,
         }
 
 
 class Verifier:
     """Verifier of rollouts of one version, with the run's tolerances.
 
-    model: the model with the version's weights, in any precision.
+    model: the model with the version's weights, in any precision.  precision: of its matrix products.
     """
 
-    def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        environment: Environment,
+        tokenizer: Tokenizer,
+        config: RlConfig,
+        precision: Precision = Precision.FLOAT32,
+    ) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
-        self._config, self._tolerances = config, Tolerances.of(config)
+        self._config, self._tolerances, self._precision = config, Tolerances.of(config), precision
         self._forms = FormChecker(model.config, environment, tokenizer, config)
 
     def verify(
@@ -380,6 +402,7 @@ class Verifier:
             BatchBounds(self._tolerances.times(factor), self._tokenizer.ends, whole)
             for factor in (1, 1 - DEVICES_APART, 1 + DEVICES_APART)
         )
+        honest = HonestBounds.of(self._config, same_precision=assignment.precision is self._precision)
         for indices in self._micro_batches(rollouts, list(turns)):
             between()
             for index, found in zip(indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True):
@@ -388,7 +411,10 @@ class Verifier:
                 judged = self._judge(rollout, self._flaw(own, rollout, *found, stop), own.measured(*found), *turns[index])
                 flaws = [self._flaw(each, rollout, *found, stop) for each in (narrow, wide)]
                 other = flaws[0] if judged.reason is None else flaws[1]
-                verdicts[index] = replace(judged, sure=(other is None) is (judged.reason is None))
+                mismatches, choices = found
+                mantissas = [each.mantissa_mean for each in mismatches]
+                growth = honest.growth(choices.shortfalls, choices.densities, mantissas)
+                verdicts[index] = replace(judged, sure=(other is None) is (judged.reason is None), growth=growth)
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _check_form(
@@ -450,9 +476,7 @@ class Verifier:
         made_n = torch.tensor([made for each in rollouts for made in each.made])
         tokens_n = torch.tensor([token for each in rollouts for token in each.output])[made_n]
         positions = [torch.arange(len(each.prompt), _length(each) + 1) for each in rollouts]
-        keys = [
-            stream_key(assignment.run, assignment.version, assignment.peer, each.problem, each.copy) for each in rollouts
-        ]
+        keys = [assignment.key(each.problem, each.copy) for each in rollouts]
         keys_n = torch.tensor(keys).repeat_interleave(torch.tensor([len(each.output) for each in rollouts]))[made_n]
         device, rows = model.flat.device, max(1, CHOICES // model.config.vocab)
         rows_of_all = (torch.cat(list(own))[made_n.to(device)], tokens_n, keys_n, torch.cat(positions)[made_n])

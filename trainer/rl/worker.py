@@ -22,7 +22,7 @@ from torch import Tensor
 from kernels.toploc import prove_all
 from protocol.formats.model import ModelConfig
 from protocol.formats.results import RatedAnswer
-from protocol.formats.rl import RlConfig
+from protocol.formats.rl import Precision, RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
@@ -32,7 +32,6 @@ from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Engine
 from trainer.generate.generator import Completion, Generator, Request, Slots, complete
-from trainer.generate.sampling import stream_key
 from trainer.models.llama.model import Decoder, FrozenBase
 from trainer.parameters import load
 from trainer.reading import environment_of, tokenizer_of
@@ -236,7 +235,8 @@ class RolloutWorker:
 
         Raises ValueError if the version is not kept.
         """
-        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype), self._base)
+        dtype = self._verifying_dtype(assignment.precision)
+        model = Decoder(self._model, self._device, self._weights(assignment.version).to(dtype), self._base)
         places = list(_places(assignment))
         try:
             rollouts = decode_batch(path.read_bytes())
@@ -244,7 +244,7 @@ class RolloutWorker:
             return [Judged(RejectionReason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
             return [Judged(RejectionReason.WRONG_PROMPT, "the batch does not have the assigned rollouts")] * len(places)
-        verifier = Verifier(model, self._environment, self._tokenizer, self.config)
+        verifier = Verifier(model, self._environment, self._tokenizer, self.config, _precision(dtype))
         return verifier.verify(assignment, rollouts, between)
 
     def learn(
@@ -322,6 +322,18 @@ class RolloutWorker:
                 twice = True
         return member.rollout.problem, len(group.members), right, int(twice), int(same), group.batch
 
+    @property
+    def precision(self) -> Precision:
+        """Precision of the matrix products that generate."""
+        return _precision(self._dtype)
+
+    def _verifying_dtype(self, stated: Precision) -> torch.dtype:
+        """Return the precision in which a batch of this stated precision is verified: the same if the device is fast in it.
+
+        CPUs compute products in bf16 some 50 times more slowly, and a frozen model is loaded in one precision.
+        """
+        return torch.float32 if stated is Precision.FLOAT32 and self._base is None else self._dtype
+
     def _weights(self, version: int) -> Tensor:
         if version not in self.versions:
             raise ValueError(
@@ -377,7 +389,7 @@ class RolloutWorker:
         tokenizer = self._tokenizer
         prompts = {index: tuple(tokenizer.prompt(self._environment.problem(index).prompt)) for index in assignment.problems}
         for number, (index, copy) in enumerate(_places(assignment)):
-            key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
+            key = assignment.key(index, copy)
             yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
@@ -390,6 +402,10 @@ class RolloutWorker:
         problem, turns = self._forms.read(rollout)
         solved = self._environment.score(problem, turns)
         return scored(rollout, solved, self._environment.target(rollout.problem), self.config.length_weight)
+
+
+def _precision(dtype: torch.dtype) -> Precision:
+    return Precision(str(dtype).removeprefix("torch."))
 
 
 def _places(assignment: Assignment) -> Iterator[tuple[int, int]]:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from protocol.formats.rl import Precision
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.device import OUT_OF_MEMORY, device_speed, is_gpu, pick_devices, use_device
@@ -294,7 +295,8 @@ class Service:
 
         assignment, path = _batch(job.message)
         tokens = self._rollouts.generate(assignment, path, on_progress, lambda: self._rest(job))
-        return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
+        rollouts = len(assignment.problems) * assignment.copies
+        return {"rollouts": rollouts, "tokens": tokens, "precision": self._rollouts.precision.value}
 
     def _compute(self, job: Job) -> dict[str, Any]:
         worker = self._ready()
@@ -485,7 +487,13 @@ def _batch(message: dict[str, Any]) -> tuple[Assignment, Path]:
     """Return the assignment of a batch, and the path of its file."""
     task = message["task"]
     assignment = Assignment(
-        bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"]
+        bytes.fromhex(task["run"]),
+        task["version"],
+        task["peer"],
+        tuple(task["problems"]),
+        task["copies"],
+        task["number"],
+        Precision(task["precision"]),
     )
     return assignment, Path(message["path"])
 

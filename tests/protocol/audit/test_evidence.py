@@ -28,6 +28,7 @@ from protocol.audit.evidence import (
 )
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
+from protocol.formats.rl import Precision
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
@@ -174,7 +175,15 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
 
 def test_two_batches_of_rollouts_of_one_number_in_one_life_convict_and_others_do_not() -> None:
     said = RolloutBatch(
-        version=1, tip=RUN_OF_AVERAGES, number=2, incarnation=3, rollouts=4, tokens=5, size=6, root=RUN_OF_AVERAGES
+        version=1,
+        tip=RUN_OF_AVERAGES,
+        number=2,
+        incarnation=3,
+        rollouts=4,
+        tokens=5,
+        precision=Precision.FLOAT32,
+        size=6,
+        root=RUN_OF_AVERAGES,
     )
     changes = ({"tokens": 6}, {"tokens": 6, "number": 3}, {"tokens": 6, "incarnation": 4})
     first, lie, *others = (pack(OWNER, RUN_OF_AVERAGES, said.model_copy(update=change)).raw for change in ({}, *changes))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.chain.progress import TasksInForce
+from protocol.formats.rl import Precision
 from protocol.rollouts.batch import (
     TWICE,
     Decision,
@@ -212,6 +213,7 @@ HONEST: dict[str, Any] = {
     "incarnation": 1,
     "rollouts": RL.rollouts_per_batch,
     "tokens": 9,
+    "precision": Precision.FLOAT32,
     "size": 100,
     "root": root_of(OURS[0]),
 }
@@ -223,6 +225,7 @@ HONEST: dict[str, Any] = {
         {"root": root_of(12345)},
         {"size": 101},
         {"tokens": 16},
+        {"precision": Precision.BFLOAT16},
         {"incarnation": 1 << 40},
         {"rollouts": 1},
         {"version": 5},
@@ -281,6 +284,14 @@ def test_keys_made_for_a_tip_draw_nothing_however_few_versions_are_kept(max_asyn
         intake.move(context.moved, moved, 0.0)
         context.move(moved)
     body = RolloutBatch(
-        version=5, tip=tips[5], number=number, incarnation=1, rollouts=8, tokens=8, size=1000, root=root_of(number)
+        version=5,
+        tip=tips[5],
+        number=number,
+        incarnation=1,
+        rollouts=8,
+        tokens=8,
+        precision=Precision.FLOAT32,
+        size=1000,
+        root=root_of(number),
     )
     assert not intake.admits(PooledBatch(STRANGER, body, b""), 1.0)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.events.events import BatchDecided, RolloutPeerSetAside, ValidatorSetAside
+from protocol.formats.bets import BETS
+from protocol.formats.rl import Precision
 from protocol.rollouts.batch import Decision, order_of, places_of
 from protocol.rollouts.events import (
     BatchHeard,
@@ -81,6 +83,7 @@ class Table:
             "incarnation": 1,
             "rollouts": 2,
             "tokens": 9,
+            "precision": Precision.FLOAT32,
             "size": 100,
             "root": root,
         }
@@ -201,6 +204,21 @@ def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -
     assert RolloutPeerSetAside in kinds(table.check(BAD))
     assert table.decision is Decision.REJECTED and table.pool.trust.aside(WORKER)
     assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
+
+
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.VALIDATOR])
+def test_deviations_that_add_up_set_the_maker_of_an_accepted_batch_aside(role: Role) -> None:
+    table = Table(role, trainers=(ME,) if role is Role.TRAINER else (WORKER,))
+    table.validators = frozenset() if role is Role.TRAINER else frozenset({ME})
+    table.tick()
+    table.hear()
+    table.tell(DealHeard(WORKER, WORKER, ROOT, ONE_PLACE))
+    table.fetched()
+    assert [type(effect) for effect in table.tell(TrainerIdle())] == [VerifyBatch]
+    effects = table.tell(BatchVerified(WORKER, ROOT, GOOD, growth=(20.0,) * BETS))
+    [aside] = [each.event for each in effects if isinstance(each, EmitEvent) and isinstance(each.event, RolloutPeerSetAside)]
+    assert aside.reason == table.pool.trust.aside(WORKER) and "shortfalls in 1 checked batches" in aside.reason
+    assert DiscardBytes in kinds(effects) and not table.pool.usable(3)
 
 
 def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time() -> None:

@@ -17,6 +17,7 @@ from protocol.disk import Disk
 from protocol.events.events import Event, NothingLearned, RolloutsUsed
 from protocol.events.status import WhyIdle
 from protocol.formats.results import RatedAnswer
+from protocol.formats.rl import Precision
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import SelectedBatches, Selection
 from protocol.rollouts.trainer import TrainerLock
@@ -64,7 +65,17 @@ def a_selection(
 
 def a_batch(number: int) -> PooledBatch:
     root = hash_bytes("batch", bytes([number]))
-    body = RolloutBatch(version=3, tip=bytes(32), number=number, incarnation=1, rollouts=8, tokens=64, size=9, root=root)
+    body = RolloutBatch(
+        version=3,
+        tip=bytes(32),
+        number=number,
+        incarnation=1,
+        rollouts=8,
+        tokens=64,
+        precision=Precision.FLOAT32,
+        size=9,
+        root=root,
+    )
     return PooledBatch(BOB.peer_id, body, b"raw")
 
 

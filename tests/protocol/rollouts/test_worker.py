@@ -17,6 +17,7 @@ from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk, StoreFailed, StoreFull
 from protocol.events.events import Event, Notice
+from protocol.formats.rl import Precision
 from protocol.rollouts import worker as worker_module
 from protocol.rollouts.batch import PooledBatch, problems_of
 from protocol.rollouts.events import BatchVerified, DealHeard, Ejected, FetchBatch, FetchEnded, TrainerIdle, VerifyBatch
@@ -240,6 +241,7 @@ BODY = RolloutBatch(
     incarnation=1,
     rollouts=RL.rollouts_per_batch,
     tokens=RL.rollouts_per_batch,
+    precision=Precision.FLOAT32,
     size=9,
     root=b"b" * 32,
 )

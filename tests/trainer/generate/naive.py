@@ -51,7 +51,7 @@ def requests(config: ModelConfig, count: int, seed: int = 0, most: int = 40) -> 
         Request(
             number,
             tuple(random.integers(0, config.vocab, random.integers(1, 100)).tolist()),
-            stream_key(b"run", 1, "peer", number, 0),
+            stream_key(b"run", 1, "peer", 0, number, 0),
             int(random.integers(1, most)),
             END,
         )

@@ -15,7 +15,6 @@ from tests.trainer.generate.naive import write
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.generator import Request
-from trainer.generate.sampling import stream_key
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.rl.rollout import Rollout
@@ -92,7 +91,7 @@ def generate(
             return None if said is None else TOKENIZER.encode(said)
 
         for copy in range(assignment.copies):
-            key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
+            key = assignment.key(index, copy)
             by = writer or model
             written = write(
                 by.config, by.flat, Request(0, prompt, key, rl.max_tokens, TOKENIZER.ends), rl.temperature, reply

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from kernels.toploc import prove
+from protocol.formats.bets import Growth, is_growth, total_growth
 from protocol.formats.model import ModelConfig
-from protocol.formats.rl import RlConfig
+from protocol.formats.rl import Precision, RlConfig
 from tests.trainer.rl.honest import FAMILIES, TOKENIZER, Letters, decoder, fond_of_ending, generate, parameters
+from trainer.models.llama.model import Decoder
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, RejectionReason, Verifier
 
@@ -176,6 +178,27 @@ def test_text_of_another_model_with_proofs_of_the_right_one_is_bad_sampling() ->
     assert reasons(verifier().verify(ASSIGNED, rollouts)) <= {RejectionReason.BAD_SAMPLING, RejectionReason.BAD_TERMINATION}
 
 
+def test_a_problem_drawn_again_for_another_batch_has_other_noise() -> None:
+    """Else the same bytes would be accepted, and credited, again."""
+    again = replace(ASSIGNED, number=1)
+    assert again.key(4, 0) != ASSIGNED.key(4, 0)
+    assert reasons(verifier().verify(again, honest())) <= {RejectionReason.BAD_SAMPLING, RejectionReason.BAD_TERMINATION}
+
+
+def test_bets_grow_against_other_weights_and_in_one_precision_more_so() -> None:
+    theta = parameters(QWEN3)
+    theta *= 1 + 0.003 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
+    rl = RL.changed(same_shortfall_rate=1e-6, same_exchange_rate=1e-4, same_mantissa_rate=0.05)
+
+    def grown(model: Decoder, precision: Precision) -> Growth:
+        judged = Verifier(model, Letters(), TOKENIZER, rl).verify(replace(ASSIGNED, precision=precision), honest())
+        return total_growth(each.growth for each in judged)
+
+    cheat, true = decoder(QWEN3, theta), decoder(QWEN3, parameters(QWEN3))
+    assert max(grown(true, Precision.FLOAT32)) < 0 < max(grown(cheat, Precision.BFLOAT16))
+    assert max(grown(cheat, Precision.BFLOAT16)) < max(grown(cheat, Precision.FLOAT32))
+
+
 @pytest.mark.slow
 def test_a_rollout_of_another_peer_or_version_is_bad_sampling() -> None:
     for other in (replace(ASSIGNED, peer="12D3KooWother"), replace(ASSIGNED, version=4), replace(ASSIGNED, run=b"other")):
@@ -197,4 +220,4 @@ def test_states_that_are_not_numbers_are_judged_without_an_error() -> None:
     theta[:] = np.nan
     model = decoder(QWEN3, theta)
     judged = Verifier(model, Letters(), TOKENIZER, RL).verify(ASSIGNED, honest())
-    assert None not in reasons(judged)
+    assert None not in reasons(judged) and all(is_growth(each.growth) for each in judged)
