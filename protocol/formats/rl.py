@@ -9,7 +9,7 @@ reward, beta1).
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
 Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+PolicyLossName = Literal["clip", "tis", "gspo"]
 
 
 class RlConfig(Section):
@@ -53,8 +54,12 @@ class RlConfig(Section):
     """True: groups in which all rewards are equal are left out of the batch."""
 
     # -- the loss --
+    # Our choice; the reference run had "clip".
+    loss: PolicyLossName = "tis"
+    """Loss: "clip" (ratios to the trained version), "tis" (the same, weighted by its ratio to the version that made the
+    tokens, at most 2) or "gspo" (the mean ratio of a whole output to that version)."""
     eps: Decay = 0.2
-    """Ratios of new to old probability count between 1 - eps and 1 + eps."""
+    """Ratios of new to old probability count between 1 - eps and 1 + eps; with "gspo", for n > 4 tokens, eps sqrt(4 / n)."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
     """Limit on the ratios of tokens with a negative advantage."""
     # Our choice; PRIME-RL's default, which the reference run's file does not change, is 0.001.

@@ -172,7 +172,8 @@ def learnt_from(trainer: Worker, run: RolloutWorker, theta: np.ndarray, path: Pa
     run.keep_version(SORTED.version, theta)
     run.generate(SORTED, path)
     assert [each.reason for each in run.verify(SORTED, path)] == [None] * 6
-    task, out = Task(5, [], 1, 0, [path.name], str(path.parent)), memoryview(bytearray(trainer.layout.payload_bytes))
+    out = memoryview(bytearray(trainer.layout.payload_bytes))
+    task = Task(5, [], 1, 0, [path.name], str(path.parent), versions=[SORTED.version])
     return run.learn(task, Learner(run.config, trainer.work), theta, out, lambda *_: False)
 
 

@@ -207,7 +207,10 @@ def learnt_from(
 ) -> tuple[Done, bytes]:
     """What the third round learns from a batch, and its contribution."""
     out = memoryview(bytearray(trainer.layout.payload_bytes))
-    task, learner = Task(3, [], 1, 3, [path.name], str(path.parent), reference), Learner(run.config, trainer.work)
+    task, learner = (
+        Task(3, [], 1, 3, [path.name], str(path.parent), reference, versions=[2]),
+        Learner(run.config, trainer.work),
+    )
     done = run.learn(task, learner, small.theta(), out, lambda *_: False, tell or (lambda tried: None))
     return done, bytes(out)
 
