@@ -56,8 +56,7 @@ class RlConfig(Section):
     # -- the loss --
     # Our choice; the reference run had "clip".
     loss: PolicyLossName = "tis"
-    """Loss: "clip" (ratios to the trained version), "tis" (the same, weighted by its ratio to the version that made the
-    tokens, at most 2) or "gspo" (the mean ratio of a whole output to that version)."""
+    """Policy loss: "clip" compares with the trained version, "tis" and "gspo" also with the one that made the tokens."""
     eps: Decay = 0.2
     """Ratios of new to old probability count between 1 - eps and 1 + eps; with "gspo", for n > 4 tokens, eps sqrt(4 / n)."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0

@@ -162,7 +162,7 @@ class LearnTask:
 
 
 @dataclass(frozen=True)
-class Completion:
+class WeighedCompletion:
     """Completion to learn from.  worth: its advantage.  age: as in `Group`."""
 
     rollout: Rollout
@@ -253,14 +253,14 @@ class Learner:
         """Return True if the weights that made a group are held, or not needed."""
         return not compares_behaviour(self.config) or group.age == 0 or group.age in task.behaviours
 
-    def _parts(self, groups: Sequence[Group], order: int) -> list[list[Completion]]:
+    def _parts(self, groups: Sequence[Group], order: int) -> list[list[WeighedCompletion]]:
         """Shuffle the completions into at most `optimizer_steps` parts, leaving out any without a model's token."""
-        completions: list[Completion] = []
+        completions: list[WeighedCompletion] = []
         for group in groups:
             worth = advantages(group.rewards, self.config.divide_by_std)
             pairs = zip(group.members, worth, strict=True)
             completions += [
-                Completion(member.rollout, value, group.age) for member, value in pairs if any(member.rollout.made)
+                WeighedCompletion(member.rollout, value, group.age) for member, value in pairs if any(member.rollout.made)
             ]
         shuffled = np.random.default_rng(order).permutation(len(completions)).tolist()
         count = min(self.config.optimizer_steps, len(completions))
@@ -281,7 +281,9 @@ class Learner:
         finally:
             self.work.hide()
 
-    def _compare_behaviour(self, parts: Sequence[Sequence[Completion]], batches: list[Packed], task: LearnTask) -> None:
+    def _compare_behaviour(
+        self, parts: Sequence[Sequence[WeighedCompletion]], batches: list[Packed], task: LearnTask
+    ) -> None:
         """Add the log-probabilities under the weights that made each completion, unless the present weights made them all.
 
         The completions of each earlier version are packed anew, so that each is computed once, whatever shares its row.
@@ -299,7 +301,7 @@ class Learner:
             finally:
                 self.work.hide()
 
-    def _packed(self, part: Sequence[Completion]) -> Packed:
+    def _packed(self, part: Sequence[WeighedCompletion]) -> Packed:
         return pack([each.rollout for each in part], [each.worth for each in part], self.config.row_tokens).trimmed()
 
     def _log_probabilities(self, batch: Packed) -> F32:
