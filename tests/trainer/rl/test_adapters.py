@@ -190,7 +190,10 @@ def test_a_version_learns_factors_alone_and_is_compared_with_the_base_without_a_
     moved = trainer.model.flat.numpy().copy()
     assert not np.array_equal(moved, initial) and len(moved) == config.parameters < config.model.parameters
     assert all(torch.equal(base.tensors[name], each) for name, each in before.items())
-    assert (learnt_from(trainer, run, factors(config.model, 0.5), tmp_path / "later").kl or 0.0) > 0.0
+    later = learnt_from(trainer, run, factors(config.model, 0.5), tmp_path / "later")
+    assert later.kl is not None and later.kl > 0.0
+    assert later.policy is not None and later.policy.behaviour_kl is not None
+    assert 0.0 < later.policy.behaviour_kl < 1e-3, "factors of the version that made the rollouts, in bf16"
 
 
 def test_vllm_is_refused_for_weights_that_it_does_not_have(config: TrainingConfig) -> None:
