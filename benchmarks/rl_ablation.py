@@ -73,7 +73,8 @@ def task_named(name: str) -> Task:
 def settings_of(task: str, lr: float, versions: int, start: float) -> Settings:
     """Return the settings of a task, whose rollouts are half as many if they are long."""
     if task == "count":
-        return Settings(MODEL, LONG.changed(lr=lr), versions, start, prompts=8, pool=256, judged=128, every=EVERY)
+        rl = LONG.changed(lr=lr)
+        return Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY, warm_look=50)
     return Settings(MODEL, RL.changed(lr=lr), versions, start, every=EVERY)
 
 

@@ -36,8 +36,8 @@ from trainer.rl.rollout import Rollout
 CPU = torch.device("cpu")
 END = 0
 """The byte that ends an output."""
-WARM_STEPS, WARM_LOOK = 3000, 10
-"""Supervised steps at most, and between two looks at the reward."""
+WARM_STEPS = 3000
+"""Supervised steps of a warm start at most."""
 LAST = 5
 """Number of the last versions, which are all measured, and whose mean reward counts."""
 
@@ -153,6 +153,8 @@ class Settings:
     """Mean reward of the warm start: supervised steps on examples end when it is reached."""
     warm_rows: int = 32
     warm_lr: float = 3e-3
+    warm_look: int = 10
+    """Supervised steps between two looks at the reward."""
     pool: int = 512
     """Problems that are trained on."""
     judged: int = 256
@@ -260,7 +262,7 @@ def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
     model = decoder(settings.model, seed)
     optimiser = AdamW(WholeParameters(model), adamw_config(RlConfig(clip_norm=1.0)))
     for step in range(WARM_STEPS):
-        if step % WARM_LOOK == 0 and judge(model, task, settings) >= settings.warm_reward:
+        if step % settings.warm_look == 0 and judge(model, task, settings) >= settings.warm_reward:
             return model.flat.clone()
         first = settings.pool + step * settings.warm_rows
         rows = [example_of(task, first + number) for number in range(settings.warm_rows)]
