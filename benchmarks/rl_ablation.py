@@ -33,7 +33,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ def settings_of(task: str, lr: float, versions: int, start: float) -> Settings:
     """Return the settings of a task, whose rollouts are half as many if they are long."""
     if task == "count":
         rl = LONG.changed(lr=lr)
-        return Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY, warm_look=50)
+        fewer = Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY)
+        return replace(fewer, warm_rows=8, warm_look=100)
     return Settings(MODEL, RL.changed(lr=lr), versions, start, every=EVERY)
 
 

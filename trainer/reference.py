@@ -72,7 +72,7 @@ class HeldWeights:
     """Weights of a version that a trainer holds.  values: (n,), bf16, on any device.  shape: (n,)."""
 
     def __init__(self, values: Tensor) -> None:
-        self._values, self.shape = values, (len(values),)
+        self.values, self.shape = values, (len(values),)
 
     def __len__(self) -> int:
         """Return the number of parameters."""
@@ -80,7 +80,7 @@ class HeldWeights:
 
     def __getitem__(self, span: slice) -> F32:
         """Return some of the parameters in fp32."""
-        values: F32 = self._values[span].float().cpu().numpy()
+        values: F32 = self.values[span].float().cpu().numpy()
         return values
 
 
