@@ -13,7 +13,7 @@ it.  All runs of a seed start from the same parameters.  All combinations of the
 The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers than
 the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The difference to
 staleness 0 is the mean over the seeds that both have, with its standard error.  Tasks: `reverse`, three letters backwards;
-`count`, the 40 numbers after one of three digits, which are 160 tokens; or an environment as MODULE:CLASS.  With one thread
+`count`, the 32 numbers after one of three digits, which are 128 tokens; or an environment as MODULE:CLASS.  With one thread
 and fixed seeds, the same machine gives the same table.
 
     python -m benchmarks.rl_ablation [--losses clip tis gspo] [--staleness 0 2 4 8] [--lr 1e-3 3e-3] [--seeds 0 1 2]
@@ -49,7 +49,7 @@ RL = RlConfig(
     group_size=16, max_tokens=12, row_tokens=128, micro_batch_tokens=1 << 14, optimizer_steps=4, lr=1e-3,
     warmup_steps=0, entropy_weight=1e-3,
 )  # fmt: skip
-LONG = RL.changed(max_tokens=200, row_tokens=256, max_solve_rate=0.99)
+LONG = RL.changed(max_tokens=160, row_tokens=192, max_solve_rate=0.99)
 EVERY = 5
 """Versions between two measured rewards before the last ones."""
 FRACTIONS = ("clipped", "dropped", "truncated", "effective", "behaviour_kl", "entropy")

@@ -36,7 +36,7 @@ from trainer.rl.rollout import Rollout
 CPU = torch.device("cpu")
 END = 0
 """The byte that ends an output."""
-WARM_STEPS = 3000
+WARM_STEPS = 6000
 """Supervised steps of a warm start at most."""
 LAST = 5
 """Number of the last versions, which are all measured, and whose mean reward counts."""
@@ -105,7 +105,7 @@ class Count:
 
     size = 1 << 20
 
-    def __init__(self, numbers: int = 40) -> None:
+    def __init__(self, numbers: int = 32) -> None:
         self._numbers = numbers
 
     def problem(self, index: int) -> Question:
