@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.diloco_bench import layouts_for
-from benchmarks.rl_ablation import LAST, MODEL, RL, task_named
-from benchmarks.rl_bench import CPU, Settings, Task, Trial, Variant, warm_start
+from benchmarks.rl_ablation import MODEL, RL, task_named
+from benchmarks.rl_bench import CPU, LAST, Settings, Task, Trial, Variant, warm_start
 from protocol.formats.adapter import AdapterConfig
 from protocol.formats.model import parameter_layout
 from trainer.models.llama.initial import initial_parameters

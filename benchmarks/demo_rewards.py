@@ -101,9 +101,8 @@ class Run:
 
     def learn(self) -> None:
         """Learn one version from rollouts of the previous version."""
-        paths = [
-            self._batch(max(self.round - 1, self._rl.warm_rounds), number) for number in range(self._rl.batches_per_round)
-        ]
+        version = max(self.round - 1, self._rl.warm_rounds)
+        paths = [self._batch(version, number) for number in range(self._rl.batches_per_round)]
         task = Task(
             self.round,
             (),
@@ -111,6 +110,7 @@ class Run:
             self.round * self._manifest.rounds.inner_steps,
             [path.name for path in paths],
             str(self._folder),
+            versions=[version] * len(paths),
         )
         done = self._rollouts.learn(task, self._learner, self.theta, memoryview(self._out), lambda *progress: False)
         self._apply(done.tokens)

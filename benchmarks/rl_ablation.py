@@ -1,19 +1,25 @@
-"""Effect of two-sided clipping, the filters and stale rollouts on the reward.
+"""Effect of the loss, two-sided clipping, the filters and stale rollouts on the reward.
 
 A tiny byte-level model learns a task by GRPO, with the real learner, from a supervised start that solves about a quarter of
 it.  All runs of a seed start from the same parameters.  All combinations of these are compared:
 
-    clip       two-sided (delta 4), or on one side only (PPO's: delta infinite)
+    losses     clip, tis or gspo, as in a run's `[rl] loss`
+    staleness  rollouts come from the parameters of so many versions ago
+    lr         learning rates
+    clip       two (delta 4), or one side only (PPO's: delta infinite)
     filters    on: problems that are solved too rarely or too often at the start are left out, and groups without a
                difference; or off
-    staleness  rollouts come from the parameters of so many versions ago
 
 The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers than
-the training problems (most of the 512 words of the built-in task are nevertheless among the training words).  With one
-thread and fixed seeds, the same machine gives the same table.  `--task MODULE:CLASS` takes an environment, such as
-trainer.environments.builtin:Add, in place of a word of three letters backwards.
+the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The difference to
+staleness 0 is the mean over the seeds that both have, with its standard error.  Tasks: `reverse`, three letters backwards;
+`count`, the 32 numbers after one of three digits, which are 128 tokens; or an environment as MODULE:CLASS.  With one thread
+and fixed seeds, the same machine gives the same table.
 
-    python -m benchmarks.rl_ablation [--seeds 0 1 2] [--json] [--task reverse] [--versions 40] [--lr 1e-3]
+    python -m benchmarks.rl_ablation [--losses clip tis gspo] [--staleness 0 2 4 8] [--lr 1e-3 3e-3] [--seeds 0 1 2]
+        [--task count] [--save FILE] [--json]
+
+--save keeps each finished run as a line of JSON in a file; a later call with the same file adds the runs that it lacks.
 """
 
 from __future__ import annotations
@@ -25,73 +31,156 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.rl_bench import Reverse, Settings, Task, Trial, Variant, warm_start
+from benchmarks.rl_bench import LAST, Count, Reverse, Settings, Task, Trial, Variant, warm_start
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
 
 MODEL = ModelConfig(vocab=256, dim=32, layers=2, heads=4, kv_heads=2, ffn=96, rope_base=1e3, norm_eps=1e-5, tied=True)
-STALENESS = (0, 2, 4)
-LAST = 5
-"""Measurements at the end of a run whose mean counts."""
 RL = RlConfig(
     group_size=16, max_tokens=12, row_tokens=128, micro_batch_tokens=1 << 14, optimizer_steps=4, lr=1e-3,
     warmup_steps=0, entropy_weight=1e-3,
 )  # fmt: skip
-VARIANTS = [Variant(*each) for each in itertools.product((True, False), (True, False), STALENESS)]
+LONG = RL.changed(max_tokens=160, row_tokens=192, max_solve_rate=0.99)
+EVERY = 5
+"""Versions between two measured rewards before the last ones."""
+FRACTIONS = ("clipped", "dropped", "truncated", "effective", "behaviour_kl", "entropy")
+"""Figures of a run besides its rewards."""
+
+Run = dict[str, Any]
+"""A finished run: its variant, learning rate, seed, versions, task, rewards, and the `FRACTIONS`, None if unknown."""
 
 
 def task_named(name: str) -> Task:
-    """Return the built-in task, or an environment given as MODULE:CLASS; raises ValueError."""
-    if name == "reverse":
-        return Reverse()
+    """Return a built-in task, or an environment given as MODULE:CLASS; raises ValueError."""
+    if name in ("reverse", "count"):
+        return Reverse() if name == "reverse" else Count()
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(f"unknown task {name!r}: this benchmark knows 'reverse', and environments as MODULE:CLASS")
+        raise ValueError(f"unknown task {name!r}: this benchmark knows 'reverse', 'count', and environments as MODULE:CLASS")
     task: Task = getattr(importlib.import_module(module), attribute)()
     return task
 
 
-def row_of(variant: Variant, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return a line of the table: rewards seed by seed, and means over the runs."""
-    learnt = [each for trial in trials for each in trial.learnt]
+def settings_of(task: str, lr: float, versions: int, start: float) -> Settings:
+    """Return the settings of a task, whose rollouts are half as many if they are long."""
+    if task == "count":
+        rl = LONG.changed(lr=lr)
+        fewer = Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY)
+        return replace(fewer, warm_rows=8, warm_look=100)
+    return Settings(MODEL, RL.changed(lr=lr), versions, start, every=EVERY)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run to do."""
+
+    variant: Variant
+    lr: float
+    seed: int
+
+    def is_done(self, run: Run) -> bool:
+        """Return True if a finished run is this one."""
+        return run["variant"] == asdict(self.variant) and (run["lr"], run["seed"]) == (self.lr, self.seed)
+
+
+def cells_of(options: argparse.Namespace) -> list[Cell]:
+    """Return the runs of a table, seed by seed; without staleness `tis` is `clip`, bit by bit."""
+    sides, filters = (side == "two" for side in options.clip), (each == "on" for each in options.filters)
+    variants = itertools.product(options.losses, [*sides], [*filters], options.staleness)
+    named = [Variant("clip" if loss == "tis" and not stale else loss, side, on, stale) for loss, side, on, stale in variants]
+    return [Cell(each, lr, seed) for seed in options.seeds for lr in options.lr for each in dict.fromkeys(named)]
+
+
+def run_of(cell: Cell, task: str, settings: Settings, warm: Tensor) -> Run:
+    """Do a run, and return it."""
+    began, trial = time.process_time(), Trial(task_named(task), settings, cell.variant, cell.seed)
+    trial.run(warm)
+    figures = [each.figures for each in trial.learnt if each.steps]
+    dropped = [each.dropped / max(1, each.groups) for each in trial.learnt]
+
+    def mean(name: str) -> float | None:
+        known = [value for each in figures if (value := getattr(each, name)) is not None]
+        return statistics.fmean(known) if known else None
+
     return {
-        **asdict(variant),
-        "start": [trial.rewards[0] for trial in trials],
-        "final": [statistics.fmean(trial.rewards[-LAST:]) for trial in trials],
-        "clipped": statistics.fmean(each.clipped for each in learnt),
-        "dropped": statistics.fmean(each.dropped / max(1, each.groups) for each in learnt),
-        "entropy": statistics.fmean(trial.learnt[-1].entropy for trial in trials),
-    }
+        "task": task, "variant": asdict(cell.variant), "lr": cell.lr, "seed": cell.seed, "versions": settings.versions,
+        "start": trial.rewards[0], "final": trial.final, "rewards": [round(reward, 4) for reward in trial.rewards],
+        "clipped": statistics.fmean(each.clipped for each in trial.learnt), "dropped": statistics.fmean(dropped),
+        "entropy": trial.learnt[-1].entropy, **{name: mean(name) for name in ("truncated", "effective", "behaviour_kl")},
+        "tokens": statistics.fmean(each.tokens for each in trial.learnt), "cpu_s": time.process_time() - began,
+    }  # fmt: skip
+
+
+def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the lines of the table: rewards seed by seed, and means over the runs."""
+    cells = defaultdict[tuple[float, Variant], dict[int, Run]](dict)
+    for run in runs:
+        cells[run["lr"], Variant(**run["variant"])][run["seed"]] = run
+    rows = []
+    for (lr, variant), by_seed in sorted(cells.items(), key=lambda each: (each[0][0], [*asdict(each[0][1]).values()])):
+        fresh_loss = "clip" if variant.loss == "tis" else variant.loss
+        fresh = cells.get((lr, Variant(fresh_loss, variant.two_sided, variant.filters)), {})
+        apart = [by_seed[seed]["final"] - fresh[seed]["final"] for seed in sorted(by_seed.keys() & fresh.keys())]
+        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else None
+        some = [by_seed[seed] for seed in sorted(by_seed)]
+        row: dict[str, Any] = {"lr": lr, **asdict(variant), "seeds": sorted(by_seed)}
+        row |= {name: [run[name] for run in some] for name in ("start", "final")}
+        row["lowest"] = min(min(run["rewards"][len(run["rewards"]) // 2 :]) for run in some)
+        row["lost"], row["error"] = (statistics.fmean(apart), error) if variant.staleness and apart else (None, None)
+        for name in FRACTIONS:
+            known = [run[name] for run in some if run[name] is not None]
+            row[name] = statistics.fmean(known) if known else None
+        rows.append(row)
+    return rows
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    print(
-        "| clip | filters | staleness | reward at the start | at the end, mean (each seed) | clipped | dropped | entropy |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    names = ["lr", "loss", "clip", "filters", "staleness", "start", "at the end, mean (each seed)", "against staleness 0"]
+    names += ["lowest of the last half", "clipped", "truncated", "effective", "KL to the behaviour", "dropped", "entropy"]
+    print(f"| {' | '.join(names)} |")
+    print("|---" * len(names) + "|")
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.1f} %"
+
     for row in rows:
         each = ", ".join(f"{value:.2f}" for value in row["final"])
-        sides, filters = "two-sided" if row["two_sided"] else "one-sided", "on" if row["filters"] else "off"
-        print(
-            f"| {sides} | {filters} | {row['staleness']} "
-            f"| {statistics.fmean(row['start']):.2f} | {statistics.fmean(row['final']):.3f} ({each}) "
-            f"| {100 * row['clipped']:.1f} % | {100 * row['dropped']:.0f} % | {row['entropy']:.2f} |"
-        )
+        lost = "" if row["lost"] is None else f"{row['lost']:+.3f}"
+        lost += "" if row["error"] is None else f" ± {row['error']:.3f}"
+        clip, filters = "two-sided" if row["two_sided"] else "one-sided", "on" if row["filters"] else "off"
+        cells = [
+            f"{row['lr']:g}", row["loss"], clip, filters, str(row["staleness"]), f"{statistics.fmean(row['start']):.2f}",
+            f"{statistics.fmean(row['final']):.3f} ({each})", lost, f"{row['lowest']:.2f}", share(row["clipped"]),
+            share(row["truncated"]), share(row["effective"]),
+            "" if row["behaviour_kl"] is None else f"{row['behaviour_kl']:.4f}", share(row["dropped"]),
+            f"{row['entropy']:.2f}",
+        ]  # fmt: skip
+        print(f"| {' | '.join(cells)} |")
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.rl_ablation", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--losses", nargs="+", default=["clip"], choices=["clip", "tis", "gspo"])
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2, 4])
+    parser.add_argument(
+        "--clip", nargs="+", default=["two"], choices=["two", "one"], help="sides on which ratios are clipped"
+    )
+    parser.add_argument("--filters", nargs="+", default=["on"], choices=["on", "off"])
+    parser.add_argument("--lr", type=float, nargs="+", default=[RL.lr], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--task", default="reverse", help="reverse, or an environment as MODULE:CLASS")
+    parser.add_argument("--task", default="reverse", help="reverse, count, or an environment as MODULE:CLASS")
     parser.add_argument("--versions", type=int, default=40)
-    parser.add_argument("--lr", type=float, default=RL.lr, help="learning rate")
     parser.add_argument("--start", type=float, default=0.25, help="mean reward at which the supervised start ends")
+    parser.add_argument("--save", type=Path, help="file of finished runs, which are not done again")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser.parse_args(arguments)
 
@@ -99,26 +188,28 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     torch.set_num_threads(1)
-    task = task_named(options.task)
-    settings = Settings(MODEL, RL.changed(lr=options.lr), options.versions, options.start)
-    warm = {seed: warm_start(task, settings, seed) for seed in options.seeds}
-    rows, longest = [], 0.0
-    for number, variant in enumerate(VARIANTS, 1):
-        trials = []
-        for seed in options.seeds:
-            began = time.process_time()
-            trials.append(Trial(task, settings, variant, seed))
-            trials[-1].run(warm[seed])
-            longest = max(longest, time.process_time() - began)
-        rows.append(row_of(variant, trials))
-        final = ", ".join(f"{value:.3f}" for value in rows[-1]["final"])
-        print(f"{number} of {len(VARIANTS)}  {variant}: {final}", file=sys.stderr, flush=True)
-    print(f"task {options.task}, {options.versions} versions, lr {options.lr}, seeds {options.seeds}")
-    print(f"processor time of a run: up to {longest:.0f} s\n")
+    kept = options.save.read_text().splitlines() if options.save is not None and options.save.exists() else []
+    runs: list[Run] = [json.loads(line) for line in kept]
+    runs = [run for run in runs if (run["task"], run["versions"]) == (options.task, options.versions)]
+    cells = cells_of(options)
+    warm: dict[int, Tensor] = {}
+    for number, cell in enumerate(cells, 1):
+        if any(cell.is_done(run) for run in runs):
+            continue
+        settings = settings_of(options.task, cell.lr, options.versions, options.start)
+        if cell.seed not in warm:
+            warm[cell.seed] = warm_start(task_named(options.task), settings, cell.seed)
+        runs.append(run := run_of(cell, options.task, settings, warm[cell.seed]))
+        if options.save is not None:
+            with options.save.open("a") as file:
+                file.write(json.dumps(run) + "\n")
+        said = f"lr {cell.lr:g}, seed {cell.seed}: {run['final']:.3f}, {run['cpu_s']:.0f} s of a core"
+        print(f"{number} of {len(cells)}  {cell.variant}, {said}", file=sys.stderr, flush=True)
+    rows = rows_of([run for run in runs if any(cell.is_done(run) for cell in cells)])
+    print(f"task {options.task}, {options.versions} versions, mean of the last {LAST}\n")
     print_table(rows)
     if options.json:
-        shown = {"task": options.task, "versions": options.versions, "lr": options.lr, "seeds": options.seeds, "rows": rows}
-        print(json.dumps(shown))
+        print(json.dumps({"task": options.task, "versions": options.versions, "rows": rows}))
     return 0
 
 

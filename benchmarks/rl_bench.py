@@ -1,7 +1,7 @@
 """Reinforcement learning of a tiny byte-level model in one process, for `benchmarks.rl_ablation` to compare.
 
-The learner, its filters, packing and loss are real.  Completions are sampled without a cache, one forward pass a token, and
-accepted without a proof.  A version's rollouts may come from parameters that are some versions old.
+The learner, its filters, packing and loss are real, and so is the generator.  Completions are accepted without a proof.  A
+version's rollouts may come from parameters that are some versions old, which the learner knows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +20,10 @@ from torch import Tensor
 from benchmarks.diloco_bench import layouts_for
 from kernels.losses import language_model_loss
 from protocol.formats.model import ModelConfig
-from protocol.formats.rl import RlConfig
+from protocol.formats.rl import PolicyLossName, RlConfig
 from trainer.environments.records import SolveRates
+from trainer.generate.engine import Engine
+from trainer.generate.generator import Request, Slots, complete
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW
@@ -34,8 +36,10 @@ from trainer.rl.rollout import Rollout
 CPU = torch.device("cpu")
 END = 0
 """The byte that ends an output."""
-WARM_STEPS, WARM_LOOK = 3000, 10
-"""Supervised steps at most, and between two looks at the reward."""
+WARM_STEPS = 6000
+"""Supervised steps of a warm start at most."""
+LAST = 5
+"""Number of the last versions, which are all measured, and whose mean reward counts."""
 
 
 class Task(Protocol):
@@ -96,6 +100,27 @@ class Letters:
         return (self._letter,)
 
 
+class Count:
+    """A task that asks for the next numbers after one of three digits; the reward is the share of them before an error."""
+
+    size = 1 << 20
+
+    def __init__(self, numbers: int = 32) -> None:
+        self._numbers = numbers
+
+    def problem(self, index: int) -> Question:
+        first = random.Random(index).randrange(100, 999 - self._numbers)
+        return Question(f"{first}:", ",".join(str(first + 1 + number) for number in range(self._numbers)))
+
+    def score(self, problem: Question, turns: Sequence[str]) -> float:
+        said, right = turns[-1].split(","), problem.answer.split(",")
+        wrong = (place for place, number in enumerate(right) if place >= len(said) or said[place] != number)
+        return next(wrong, len(right)) / len(right)
+
+    def solution(self, problem: Question) -> tuple[str, ...]:
+        return (problem.answer,)
+
+
 def decoder(model: ModelConfig, seed: int) -> Decoder:
     made = Decoder(model, CPU)
     values = np.empty(model.parameters, np.float32)
@@ -104,26 +129,17 @@ def decoder(model: ModelConfig, seed: int) -> Decoder:
     return made
 
 
-@torch.no_grad()
 def sample(
     model: Decoder, prompts: Sequence[Sequence[int]], most: int, generator: torch.Generator, temperature: float = 1.0
 ) -> list[tuple[int, ...]]:
     """Return an output for each prompt, of at most `most` tokens; the end token is part of it."""
-    outputs: list[tuple[int, ...]] = [()] * len(prompts)
-    for length in sorted({len(prompt) for prompt in prompts}):
-        rows = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
-        tokens = torch.tensor([list(prompts[number]) for number in rows])
-        ended = torch.zeros(len(rows), dtype=torch.bool)
-        for _ in range(most):
-            logits = model(tokens)[:, -1] @ model.output_weight.T / temperature
-            chosen = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
-            tokens = torch.cat([tokens, chosen], dim=1)
-            ended |= chosen[:, 0] == END
-            if ended.all():
-                break
-        for number, output in zip(rows, tokens[:, length:].tolist(), strict=True):
-            outputs[number] = tuple(output[: output.index(END) + 1] if END in output else output)
-    return outputs
+    engine = Engine(model.config, CPU, Slots(len(prompts), max(map(len, prompts)) + most))
+    engine.load(model.flat)
+    engine.temperature = temperature
+    keys = torch.randint(-(1 << 62), 1 << 62, (len(prompts),), generator=generator).tolist()
+    requests = [Request(number, tuple(prompt), keys[number], most, (END,)) for number, prompt in enumerate(prompts)]
+    outputs = {each.id: each.output for each in complete(engine, requests)}
+    return [outputs[number] for number in range(len(prompts))]
 
 
 @dataclass(frozen=True)
@@ -137,18 +153,23 @@ class Settings:
     """Mean reward of the warm start: supervised steps on examples end when it is reached."""
     warm_rows: int = 32
     warm_lr: float = 3e-3
+    warm_look: int = 10
+    """Supervised steps between two looks at the reward."""
     pool: int = 512
     """Problems that are trained on."""
     judged: int = 256
     """Other problems, whose mean reward is measured."""
     prompts: int = 16
     """Problems of a version."""
+    every: int = 1
+    """Versions between two measured rewards; the last five are all measured."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """A variant of training.  staleness: the age of the rollouts' parameters, in versions."""
 
+    loss: PolicyLossName = "clip"
     two_sided: bool = True
     filters: bool = True
     staleness: int = 0
@@ -156,7 +177,10 @@ class Variant:
 
 @dataclass
 class Trial:
-    """One run: its learner and its curve.  rewards: the rewards measured after each version, the warm start first."""
+    """One run: its learner and its curve.
+
+    rewards: mean rewards of problems that nobody trains on: of the warm start, and of the measured versions.
+    """
 
     task: Task
     settings: Settings
@@ -168,7 +192,8 @@ class Trial:
     def __post_init__(self) -> None:
         rl = self.settings.rl
         delta = rl.delta if self.variant.two_sided else math.inf
-        self.config = rl.model_copy(update={"delta": delta, "drop_zero_advantage": self.variant.filters})
+        changes = {"loss": self.variant.loss, "delta": delta, "drop_zero_advantage": self.variant.filters}
+        self.config = rl.model_copy(update=changes)
         self.generator = torch.Generator().manual_seed(self.seed)
         layouts = layouts_for(self.settings.model.parameters)
         self.learner = Learner.alone(self.config, Decoder(self.settings.model, CPU), layouts)
@@ -183,12 +208,20 @@ class Trial:
         self.rewards.append(judge(self.learner.model, self.task, self.settings))
         for version in range(self.settings.versions):
             chosen = pick.sample(problems, min(self.settings.prompts, len(problems)))
-            groups = self.groups(model.over(past[0]), chosen)
-            task = LearnTask(order=version, first_step=self.learner.optimiser.steps)
+            age = len(past) - 1
+            groups = [replace(group, age=age) for group in self.groups(model.over(past[0]), chosen)]
+            behaviours = {age: past[0].bfloat16()}
+            task = LearnTask(order=version, first_step=self.learner.optimiser.steps, behaviours=behaviours)
             self.learnt.append(self.learner.learn(task, groups))
             past.append(model.flat.clone())
-            self.rewards.append(judge(self.learner.model, self.task, self.settings))
-        return self.rewards[-1]
+            if version % self.settings.every == self.settings.every - 1 or version >= self.settings.versions - LAST:
+                self.rewards.append(judge(self.learner.model, self.task, self.settings))
+        return self.final
+
+    @property
+    def final(self) -> float:
+        """Mean of the last five rewards."""
+        return sum(self.rewards[-LAST:]) / len(self.rewards[-LAST:])
 
     def groups(self, model: Decoder, problems: Sequence[int]) -> list[Group]:
         """Return completions of each problem, with their rewards."""
@@ -229,7 +262,7 @@ def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
     model = decoder(settings.model, seed)
     optimiser = AdamW(WholeParameters(model), adamw_config(RlConfig(clip_norm=1.0)))
     for step in range(WARM_STEPS):
-        if step % WARM_LOOK == 0 and judge(model, task, settings) >= settings.warm_reward:
+        if step % settings.warm_look == 0 and judge(model, task, settings) >= settings.warm_reward:
             return model.flat.clone()
         first = settings.pool + step * settings.warm_rows
         rows = [example_of(task, first + number) for number in range(settings.warm_rows)]

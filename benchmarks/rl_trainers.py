@@ -6,7 +6,8 @@ differences are encoded, averaged and applied by the outer step, all as in a run
 momentum of your choice.  One trainer's outer step has rate 1 and no momentum.  The reward is measured on 256 problems with
 numbers that nobody trains on.  With one thread and fixed seeds, the same machine gives the same table.
 
-    python -m benchmarks.rl_trainers [--trainers 1 2 4] [--seeds 0 1 2] [--versions 40] [--outer auto 1/0] [--json]
+    python -m benchmarks.rl_trainers [--trainers 1 2 4] [--seeds 0 1 2] [--versions 40] [--outer auto 1/0]
+        [--loss clip] [--json]
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,9 @@ import numpy as np
 import torch
 
 from benchmarks.diloco_bench import F32, apply_mean, layouts_for, rule_named
-from benchmarks.rl_ablation import LAST, MODEL, RL, task_named
-from benchmarks.rl_bench import Settings, Task, Trial, Variant, decoder, judge, warm_start
+from benchmarks.rl_ablation import MODEL, RL, task_named
+from benchmarks.rl_bench import LAST, Settings, Task, Trial, Variant, decoder, judge, warm_start
+from protocol.formats.rl import PolicyLossName
 from trainer.rl.learner import Learner, LearnTask
 
 EVERY = 5
@@ -57,11 +59,13 @@ class Rounds(Trial):
         self.rewards.append(self._reward(theta))
         for version in range(self.settings.versions):
             chosen = pick.sample(problems, self.settings.prompts)
-            groups = self.groups(self.learner.model.over(torch.from_numpy(past[0])), chosen)
+            age, behaviour = len(past) - 1, torch.from_numpy(past[0])
+            groups = [replace(group, age=age) for group in self.groups(self.learner.model.over(behaviour), chosen)]
+            behaviours = {age: behaviour.bfloat16()}
             encoded, tokens = [], []
             for number, learner in enumerate(self.learners):
                 out = bytearray(layouts.contribution.payload_bytes)
-                task = LearnTask(order=version, first_step=learner.optimiser.steps)
+                task = LearnTask(order=version, first_step=learner.optimiser.steps, behaviours=behaviours)
                 self.learnt.append(learner.compute(task, groups[number :: self.trainers], theta, memoryview(out)))
                 if self.learnt[-1].tokens:
                     encoded.append(out)
@@ -83,10 +87,12 @@ class Case:
     trainers: int
     outer: str
     staleness: int
+    loss: PolicyLossName
 
     def run(self, task: Task, settings: Settings, seed: int, warm: torch.Tensor) -> list[float]:
         """Return the curve of a seed: the reward before the first version, and after each."""
-        trial = Rounds(task, settings, Variant(staleness=self.staleness), seed, trainers=self.trainers, outer=self.outer)
+        variant = Variant(self.loss, staleness=self.staleness)
+        trial = Rounds(task, settings, variant, seed, trainers=self.trainers, outer=self.outer)
         trial.run(warm)
         return trial.rewards
 
@@ -119,6 +125,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trainers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--outer", nargs="+", default=["auto"], help="auto, or RATE/MOMENTUM; of several trainers")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--loss", default="clip", choices=["clip", "tis", "gspo"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--task", default="reverse", help="reverse, or an environment as MODULE:CLASS")
     parser.add_argument("--versions", type=int, default=40)
@@ -140,17 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for staleness in options.staleness:
         for trainers in options.trainers:
             for outer in options.outer if trainers > 1 else ["auto"]:
-                case = Case(trainers, outer, staleness)
+                case = Case(trainers, outer, staleness, options.loss)
                 rows.append(row_of(case, [case.run(task, settings, seed, warm[seed]) for seed in options.seeds]))
                 print(f"{case}: {statistics.fmean(rows[-1]['final']):.3f}", file=sys.stderr, flush=True)
-    print(f"task {options.task}, {options.versions} versions, lr {options.lr}, seeds {options.seeds}\n")
+    print(f"task {options.task}, {options.versions} versions, lr {options.lr}, loss {options.loss}, seeds {options.seeds}\n")
     print_table(rows)
     if options.json:
-        print(
-            json.dumps(
-                {"task": options.task, "lr": options.lr, "steps": options.steps, "seeds": options.seeds, "rows": rows}
-            )
-        )
+        shown = {name: getattr(options, name) for name in ("task", "lr", "loss", "steps", "seeds")}
+        print(json.dumps(shown | {"rows": rows}))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Losses of pre-training, of preferences and of reinforcement learning, computed without holding all logits at once.
 
     language model  mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
-    policy          minus the mean over counted tokens of min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A)
+    policy          minus the mean over counted tokens of w min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A)
     preference      minus the mean over pairs of (1 - smoothing) log sigmoid(margin) + smoothing log sigmoid(-margin)
 
 The forward pass computes the logits of a chunk of tokens, turns them into their gradient and drops them: only a scalar
@@ -9,14 +9,16 @@ factor of the gradient depends on later computation. Beyond inputs and gradients
 fp32, and in bf16 also their copy for the products. The loss of preferences has one such factor for each row, so its backward
 pass computes the logits again.
 
-Logits come from a product in the precision of the hidden states; all later computation is in fp32 (for the policy loss, at
-least fp32). The max-z-loss is from Baichuan 2 (Yang et al. 2023, section 2); its weight is 2e-4 in INTELLECT-1.
+Logits come from a product in the precision of the hidden states; all later computation is in fp32. The policy loss compares
+log-probabilities under different weights, so its logits are at least fp32 already: bf16 would round a logit of 16 by up to
+0.06, and a ratio by 6 %. The max-z-loss is from Baichuan 2 (Yang et al. 2023, section 2); its weight is 2e-4 in INTELLECT-1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,10 @@ PIECE_LOGITS = 1 << 20
 """Most logits whose losses a CPU computes at once: 4 MiB of fp32, which stay in its caches."""
 LARGEST_LOG_RATIO = 20.0
 """Limit on differences of log-probabilities, so that no ratio overflows; e^20 is far beyond any delta."""
+TRUNCATION = 2.0
+"""Largest importance weight of a token in the policy loss `TIS`."""
+GSPO_TOKENS = 4
+"""Most tokens of a sequence whose geometric mean ratio may differ from 1 by eps in the policy loss `GSPO`."""
 
 
 def tokens_at_once(output_weight: Tensor) -> int:
@@ -223,10 +229,25 @@ def _add_product(sum_vd: Tensor, one_vt: Tensor, other_td: Tensor) -> None:
 # -- the policy loss ---------------------------------------------------------------------------------------------------
 
 
+class PolicyLoss(Enum):
+    """Loss of a policy.  The behaviour is the policy that made the tokens, which may be older than the old policy.
+
+    CLIP: two-sided clipping of the ratio to the old policy (DeepSeekMath, Shao et al. 2024; INTELLECT-2, 2025).
+    TIS: the same times min(p_old / p_behaviour, `TRUNCATION`), a weight without gradient: truncated importance sampling
+    (Ionides 2008) in the decoupled form of Hilton et al. 2021 ("Batch size-invariance for policy optimization").
+    GSPO: two-sided clipping of the geometric mean of a sequence's ratios to the behaviour (Zheng et al. 2025, "Group
+    Sequence Policy Optimization").
+    """
+
+    CLIP = "clip"
+    TIS = "tis"
+    GSPO = "gspo"
+
+
 class PolicyStatistics(NamedTuple):
     """Means over the counted tokens, scalars without gradient; 0 if no token counts.
 
-    clipped: share of tokens for which clipping removes the gradient of the objective. ratio: new over old probability.
+    clipped: share of tokens for which clipping removes the gradient of the objective. ratio: the clipped quantity r.
     entropy: in nats, of the distribution at the token's place. kl: the k3 estimate in nats; 0 without a reference.
     """
 
@@ -248,6 +269,7 @@ class PolicyTerms:
     temperature: float = 1.0
     entropy_weight: float = 1e-4
     kl_weight: float = 0.0
+    loss: PolicyLoss = PolicyLoss.CLIP
 
     def __post_init__(self) -> None:
         assert 0 <= self.eps < 1 and self.delta >= 1 + self.eps and self.temperature > 0
@@ -256,8 +278,10 @@ class PolicyTerms:
 class PolicyTokens(NamedTuple):
     """Inputs of the policy loss for each token, (...), besides the logits.
 
-    targets: int64. mask: bool, true for tokens that count. old_logp, advantages, reference_logp: float, without gradient,
-    read only for tokens that count. reference_logp: None without a reference.
+    targets: int64. mask: bool, true for tokens that count. old_logp, advantages, reference_logp, behaviour_logp: float,
+    without gradient, read only for tokens that count. reference_logp: None without a reference. behaviour_logp: None if the
+    old policy made the tokens; `PolicyLoss.CLIP` does not read it. sequences: int64, number of each token's sequence, from 0
+    and below the number of tokens; read by `PolicyLoss.GSPO`, for which all tokens of a sequence have the same advantage.
     """
 
     targets: Tensor
@@ -265,6 +289,8 @@ class PolicyTokens(NamedTuple):
     advantages: Tensor
     mask: Tensor
     reference_logp: Tensor | None = None
+    behaviour_logp: Tensor | None = None
+    sequences: Tensor | None = None
 
     def flat(self) -> PolicyTokens:
         """Return the inputs as (tokens,), without gradient."""
@@ -285,19 +311,27 @@ def policy_loss(
     """Return the GRPO loss with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`, and statistics.
 
         L = mean over counted tokens of
-            - min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A) - entropy_weight * entropy + kl_weight * k3
+            - w min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A) - entropy_weight * entropy + kl_weight * k3
 
-    r = exp(logp - old_logp); logp and entropy are computed from softmax(logits / temperature). k3 = exp(x) - x - 1 with x =
-    reference_logp - logp; its gradient flows through logp. Sources: GRPO is from DeepSeekMath (Shao et al. 2024, section
-    4.1). The mean over all tokens, and the bound `delta` on the ratios of tokens with a negative advantage, are from
-    INTELLECT-2 (Prime Intellect 2025, section on two-sided GRPO clipping). k3 is from Schulman ("Approximating KL
-    divergence", 2020).
+    logp and entropy are computed from softmax(logits / temperature). k3 = exp(x) - x - 1 with x = reference_logp - logp; its
+    gradient flows through logp. r and w depend on the loss:
+
+        CLIP  r = exp(logp - old_logp), w = 1
+        TIS   r = exp(logp - old_logp), w = min(exp(old_logp - behaviour_logp), `TRUNCATION`)
+        GSPO  r = exp(mean over the sequence's counted tokens of logp - behaviour_logp), w = 1; eps times
+              sqrt(`GSPO_TOKENS` / n) for a sequence of n > `GSPO_TOKENS` counted tokens
+
+    The mean of n log-ratios that vary apart from each other spreads as 1 / sqrt(n), and with it GSPO's range; the paper has
+    one range for outputs of one length. Sources: GRPO is from DeepSeekMath (Shao et al. 2024, section 4.1). The mean over
+    all tokens, and the bound `delta` on the ratios of tokens with a negative advantage, are from INTELLECT-2 (Prime
+    Intellect 2025, section on two-sided GRPO clipping). k3 is from Schulman ("Approximating KL divergence", 2020).
 
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.
     """
     assert hidden.shape[:-1] == tokens.targets.shape, f"hidden {tuple(hidden.shape)}, targets {tuple(tokens.targets.shape)}"
     assert {each.shape for each in tokens if each is not None} == {tokens.targets.shape}
     assert tokens.reference_logp is not None or not terms.kl_weight, "a KL term needs a reference"
+    assert tokens.sequences is not None or terms.loss is not PolicyLoss.GSPO, "GSPO compares sequences"
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
     chunk = chunk_tokens or tokens_at_once(output_weight)
     loss, means = _ChunkedPolicyLoss.apply(  # type: ignore[no-untyped-call]
@@ -316,9 +350,9 @@ def token_log_probabilities(
 ) -> Tensor:
     """Return log softmax(logits / temperature)[target] of each token, (...), at least fp32, without gradient."""
     hidden_td, targets_t = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    chunk = chunk_tokens or tokens_at_once(output_weight)
+    chunk, product_weight_vd = chunk_tokens or tokens_at_once(output_weight), output_weight.to(hidden.dtype)
     parts = [
-        _log_softmax(hidden_td[start : start + chunk], output_weight.to(hidden.dtype), temperature)
+        _log_softmax(hidden_td[start : start + chunk], product_weight_vd, temperature)
         .gather(1, targets_t[start : start + chunk, None])
         .squeeze(1)
         for start in range(0, targets_t.numel(), chunk)
@@ -343,6 +377,10 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
         totals = torch.zeros(5, dtype=wide, device=hidden_td.device)
         grad_hidden_td = torch.empty_like(hidden_td) if differentiate and hidden_td.requires_grad else None
         grad_weight_vd = torch.zeros_like(weight_vd, dtype=wide) if differentiate and weight_vd.requires_grad else None
+        sequences = None
+        if terms.loss is PolicyLoss.GSPO:
+            logp_t = token_log_probabilities(hidden_td, product_weight_vd, tokens.targets, terms.temperature, chunk_tokens)
+            sequences = _sequence_ratios(logp_t, tokens, terms.eps)
         for start in range(0, tokens.targets.numel(), chunk_tokens):
             span = slice(start, start + chunk_tokens)
             part = tokens.part(span)
@@ -350,7 +388,11 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
             p_tv = log_p_tv.exp()
             entropy_t = -torch.bmm(p_tv[:, None, :], log_p_tv[:, :, None])[:, 0, 0]
             logp_t = log_p_tv.gather(1, part.targets[:, None]).squeeze(1)
-            values_nt, slope_t = _policy_terms(logp_t, entropy_t, part, terms)
+            if sequences is None:
+                limited = _limited_ratios(logp_t, part, terms)
+            else:
+                limited = _LimitedRatios(sequences.ratio_t[span], sequences.eps_t[span])
+            values_nt, slope_t = _policy_terms(logp_t, entropy_t, part, terms, limited)
             totals += values_nt.where(part.mask, 0.0).sum(dim=1) * scale
             if not differentiate:
                 continue
@@ -376,25 +418,72 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
 
 
 def _log_softmax(hidden_td: Tensor, weight_vd: Tensor, temperature: float) -> Tensor:
-    """Return log softmax(logits / temperature), (tokens, vocab), at least fp32."""
-    logits_tv = hidden_td @ weight_vd.T
-    logits_tv = logits_tv.to(torch.promote_types(logits_tv.dtype, torch.float32))
+    """Return log softmax(logits / temperature), (tokens, vocab), at least fp32; so are the logits."""
+    wide = torch.promote_types(hidden_td.dtype, torch.float32)
+    if hidden_td.dtype == wide:
+        logits_tv = hidden_td @ weight_vd.T
+    elif hidden_td.is_cuda:
+        logits_tv = torch.mm(hidden_td, weight_vd.T, out_dtype=wide)
+    else:
+        logits_tv = hidden_td.to(wide) @ weight_vd.T.to(wide)
     if temperature != 1.0:
         logits_tv.div_(temperature)
     return logits_tv.sub_(torch.logsumexp(logits_tv, dim=1, keepdim=True))
 
 
-def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: PolicyTokens, terms: PolicyTerms) -> tuple[Tensor, Tensor]:
-    """Return each token's loss, clipped, ratio, entropy and k3, (5, tokens), and the loss's derivative by logp (tokens,)."""
-    advantages_t = tokens.advantages.to(logp_t.dtype)
-    ratio_t = (logp_t - tokens.old_logp).clamp(max=LARGEST_LOG_RATIO).exp()
+class _LimitedRatios(NamedTuple):
+    """Ratios of tokens, their limits on both sides of 1, and their importance weights, each (tokens,).
+
+    weights_t: None for weights of 1.
+    """
+
+    ratio_t: Tensor
+    eps_t: Tensor
+    weights_t: Tensor | None = None
+
+
+def _limited_ratios(logp_t: Tensor, tokens: PolicyTokens, terms: PolicyTerms) -> _LimitedRatios:
+    """Return each token's ratio to the old policy, and its importance weight if the loss has any."""
+    ratio_t, weights_t = (logp_t - tokens.old_logp).clamp(max=LARGEST_LOG_RATIO).exp(), None
+    if terms.loss is PolicyLoss.TIS and tokens.behaviour_logp is not None:
+        weights_t = _importance_weights(tokens.old_logp, tokens.behaviour_logp).to(logp_t.dtype)
+    return _LimitedRatios(ratio_t, torch.full_like(ratio_t, terms.eps), weights_t)
+
+
+def _importance_weights(old_logp: Tensor, behaviour_logp: Tensor) -> Tensor:
+    """Return min(p_old / p_behaviour, `TRUNCATION`) of each token; exactly 1 if both are the same numbers."""
+    return (old_logp - behaviour_logp).clamp(max=LARGEST_LOG_RATIO).exp().clamp(max=TRUNCATION)
+
+
+def _sequence_ratios(logp_t: Tensor, tokens: PolicyTokens, eps: float) -> _LimitedRatios:
+    """Return the geometric mean of the ratios to the behaviour in each token's sequence, and its limit."""
+    assert tokens.sequences is not None
+    behaviour_t = tokens.old_logp if tokens.behaviour_logp is None else tokens.behaviour_logp
+    sums_s, lengths_s = torch.zeros_like(logp_t), torch.zeros_like(logp_t)
+    sums_s.index_add_(0, tokens.sequences, (logp_t - behaviour_t).where(tokens.mask, 0.0))
+    lengths_s.index_add_(0, tokens.sequences, tokens.mask.to(logp_t.dtype))
+    ratio_s = (sums_s / lengths_s.clamp(min=1)).clamp(max=LARGEST_LOG_RATIO).exp()
+    eps_s = eps * (GSPO_TOKENS / lengths_s.clamp(min=GSPO_TOKENS)).sqrt()
+    return _LimitedRatios(ratio_s[tokens.sequences], eps_s[tokens.sequences])
+
+
+def _policy_terms(
+    logp_t: Tensor, entropy_t: Tensor, tokens: PolicyTokens, terms: PolicyTerms, limited: _LimitedRatios
+) -> tuple[Tensor, Tensor]:
+    """Return each token's loss, clipped, ratio, entropy and k3, (5, tokens), and the loss's derivative by logp (tokens,).
+
+    The ratio of a sequence of n tokens has the derivative r / n by each token's logp, and n tokens have it in their loss.
+    """
+    advantages_t, ratio_t, eps_t = tokens.advantages.to(logp_t.dtype), limited.ratio_t, limited.eps_t
     free_t = ratio_t.clamp(max=terms.delta) * advantages_t
-    held_t = ratio_t.clamp(1 - terms.eps, 1 + terms.eps) * advantages_t
+    held_t = ratio_t.clamp(1 - eps_t, 1 + eps_t) * advantages_t
     clipped_t = torch.where(
-        advantages_t < 0, (ratio_t < 1 - terms.eps) | (ratio_t > terms.delta), (ratio_t > 1 + terms.eps) & (advantages_t > 0)
+        advantages_t < 0, (ratio_t < 1 - eps_t) | (ratio_t > terms.delta), (ratio_t > 1 + eps_t) & (advantages_t > 0)
     )
-    loss_t = -torch.minimum(free_t, held_t) - terms.entropy_weight * entropy_t
-    slope_t = -(ratio_t * advantages_t).where(~clipped_t, 0.0)
+    loss_t, slope_t = -torch.minimum(free_t, held_t), -(ratio_t * advantages_t).where(~clipped_t, 0.0)
+    if limited.weights_t is not None:
+        loss_t, slope_t = loss_t * limited.weights_t, slope_t * limited.weights_t
+    loss_t = loss_t - terms.entropy_weight * entropy_t
     k3_t = torch.zeros_like(logp_t)
     if tokens.reference_logp is not None:
         beyond_t = (tokens.reference_logp - logp_t).clamp(max=LARGEST_LOG_RATIO)

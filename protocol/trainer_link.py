@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import trio
 
 from protocol.formats.bets import Growth
-from protocol.formats.results import RatedAnswer, SourceLoss
+from protocol.formats.results import PolicyFigures, RatedAnswer, SourceLoss
 from protocol.formats.rl import Precision
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
@@ -49,7 +49,8 @@ class ComputeTask:
     shares: fractions of the run's present stage that are done before and after this round, 0 to 1, for the cooldown.
     fragment: the fragment of the state whose difference is the contribution.
     continues: True to go on from the trainer's own parameters, where the last compute has ended, in a streamed run.
-    rollouts: files of accepted batches, in a run of reinforcement learning.
+    rollouts: files of accepted batches, in a run of reinforcement learning.  versions: number of the version that made each
+    of them, or None if the trainer was not given that version's weights (`RolloutLink.keep_version`).
     reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
     most_loss, most_norm: a trainer whose round exceeds these ends with `LimitsExceeded` (`protocol.node.round_limits`).
     """
@@ -65,6 +66,7 @@ class ComputeTask:
     continues: bool = False
     most_loss: float = inf
     most_norm: float = inf
+    versions: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class Contribution:
     tried: outcomes of the problems that come from a set of tasks.  losses: losses on each source that was read.  margin,
     accuracy: mean margin of the preferences, and share of those with a margin above 0; None for other rows.  answers: the
     best one by reward, then one with the median reward; none for text.  informative: number of problems whose answers had
-    different rewards, from which alone something is learned; None for text.
+    different rewards, from which alone something is learned; None for text.  policy: figures on the policy that learned from
+    rollouts; None for text.
     receipts: receipts of the rows that were trained on, in order, valid as long as `data`; empty in a run without them.
     """
 
@@ -146,6 +149,7 @@ class Contribution:
     answers: tuple[RatedAnswer, ...] = ()
     informative: int | None = None
     receipts: memoryview = memoryview(b"")
+    policy: PolicyFigures | None = None
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,23 @@ def _work_memory(
             most = max(rl.row_tokens, rl.micro_batch_tokens)
             rows = most if is_cpu else rl.row_tokens  # a CPU's micro-batch has its whole size, a GPU's at least one row
             step = _step_bytes(config, rows, setup.has_bf16, again, POLICY_LOGIT_BYTES) + _copied_bytes(config, setup)
-            step = max(step, _comparing_bytes(config, most, setup.device) if rl.kl_weight else 0) + frozen
+            step = max(step, _comparing_bytes(config, most, setup.device) if _compares(rl) else 0)
+            step += frozen + _wide_output_bytes(config, setup)
             verifying, idle = _verifying_bytes(config, rl, width) + frozen, _with_processes(setup, state, 0)
             beside = (idle.host + verifying, 0) if is_cpu else (idle.host, idle.device + verifying)
             found = [reading, _with_processes(setup, state, step), TrainerMemory(*beside)]
     host, device = max(each.host for each in found), max(each.device for each in found)
     return TrainerMemory(host + versions, 0) if is_cpu else TrainerMemory(host, device + versions)
+
+
+def _compares(rl: RlConfig) -> bool:
+    """Return True if a trainer compares its model with other weights before it learns from rollouts."""
+    return bool(rl.kl_weight) or (rl.loss != "clip" and rl.max_async > 0)
+
+
+def _wide_output_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
+    """Return the memory of a CPU's copy of output weights in fp32, for logits that are not rounded to bf16."""
+    return 4 * config.model.vocab * config.model.dim if setup.bf16 and setup.device == "cpu" else 0
 
 
 def _with_processes(setup: TrainerSetup, state: int, needed: int) -> TrainerMemory:
@@ -183,6 +194,7 @@ def _reading_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:
         needed += 0 if setup.is_sharded else COMPILER_BYTES
         needed += rows * length * _layer_bytes(model, setup.bf16)  # at other addresses than in its first computation
     if unit == 2:  # a CPU's allocator keeps what this took
+        needed += _wide_output_bytes(config, setup)
         comparing = _comparing_bytes(config, max(REFERENCE_TOKENS, unit * length), setup.device)
         needed = needed + comparing if setup.device == "cpu" else max(needed, comparing)
     return needed

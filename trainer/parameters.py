@@ -27,7 +27,7 @@ from protocol.formats.model import ParameterPlace
 from trainer.device import on_device
 from trainer.extras import install_command
 from trainer.models.llama.model import Decoder
-from trainer.reference import Reference
+from trainer.reference import HeldWeights, Reference
 
 F32 = npt.NDArray[np.float32]
 
@@ -218,8 +218,11 @@ def reads_where_it_lies(device: torch.device) -> bool:
 
 
 def load(theta: F32 | Reference, into: Tensor) -> None:
-    """Copy the parameters to `into`, on any device, block by block."""
+    """Copy the parameters to `into`, on any device: block by block, unless they lie on a device already."""
     assert theta.shape == into.shape
+    if isinstance(theta, HeldWeights):
+        into.copy_(theta.values)
+        return
     for start in range(0, len(theta), LOAD_BLOCK):
         into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
 

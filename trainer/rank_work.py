@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from trainer.optim import (
 from trainer.parameters import F32, LocalParameters
 from trainer.ranks import SETTLE_S, FollowingRank, Operation, OperationInbox, RankOrder, Ranks
 from trainer.receipts import Receipts
-from trainer.reference import ReferenceWeights, ZeroFactors
+from trainer.reference import HeldWeights, ReferenceWeights, ZeroFactors, write_reference
 from trainer.rl.policy import PolicyObjective, adamw_config
 from trainer.samples import next_tokens
 
@@ -206,9 +207,31 @@ class RankWork:
 
         Raises ValueError and OSError, for all ranks or none.
         """
+        self.show_file(path if self.parameters.model.base is None else "")
+
+    def show_version(self, version: HeldWeights) -> None:
+        """Use the weights of a version as `show` does.  Raises OSError.
+
+        Only rank 0 holds versions; other ranks read a file, which is removed at once.
+        """
+        if self._ranks.count == 1:
+            self._shown = self.parameters.show(version)
+            return
+        moments = self._courses[self._name].moments
+        with TemporaryDirectory(dir=moments.path.parent if moments is not None else None) as folder:
+            path = Path(folder) / "version.bf16"
+            write_reference(path, version)
+            self.show_file(str(path))
+
+    def show_file(self, path: str) -> None:
+        """Use the parameters in a file of bf16 values as `show` does; without a path, factors that are 0.
+
+        Raises ValueError and OSError, for all ranks or none.
+        """
         model = self.parameters.model
-        weights = ReferenceWeights(Path(path), model.count) if model.base is None else ZeroFactors(model.count)
-        with self._ranks.operation("show_reference", path):
+        assert path or model.base is not None, "only factors may be 0"
+        weights = ReferenceWeights(Path(path), model.count) if path else ZeroFactors(model.count)
+        with self._ranks.operation("show_file", path):
             self._shown = self.parameters.show(weights)
             self._ranks.collect(None)
 
@@ -234,7 +257,7 @@ class RankWork:
     def log_probabilities(self, name: CourseName, rows: StepRows) -> F32 | None:
         """Return the log-probabilities of the rows of a course, (units, any), at rank 0; None at others.
 
-        The parameters are those that `show_reference` shows, otherwise the rank's own.
+        The parameters are those that are shown, otherwise the rank's own.
         """
         objective, model = self._courses[name].objective, self._shown or self.parameters.model
         assert isinstance(objective, ComparedObjective)
@@ -346,7 +369,7 @@ def _perform(work: RankWork, operation: Operation, theta: F32, out: memoryview) 
             "take"
             | "keep"
             | "take_receipts"
-            | "show_reference"
+            | "show_file"
             | "measure"
             | "next_tokens"
             | "log_probabilities"

@@ -2,7 +2,8 @@
 
 A run with a KL term, or with preferences, compares its model with earlier weights.  The peer keeps them as a file of
 bf16 values.  They are needed only before the first step of some work, in one pass without gradients, and take no memory
-while the trainer learns.  Audits use weights on the way to a round's result (`PublicWeights`).
+while the trainer learns.  Audits use weights on the way to a round's result (`PublicWeights`),
+and losses on stale rollouts the weights that made them (`HeldWeights`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from kernels.layout import Layout
 from kernels.outer_step import OuterStep
@@ -66,6 +68,22 @@ class ZeroFactors:
         return np.zeros(len(range(*span.indices(len(self)))), np.float32)
 
 
+class HeldWeights:
+    """Weights of a version that a trainer holds.  values: (n,), bf16, on any device.  shape: (n,)."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.shape = values, (len(values),)
+
+    def __len__(self) -> int:
+        """Return the number of parameters."""
+        return self.shape[0]
+
+    def __getitem__(self, span: slice) -> F32:
+        """Return some of the parameters in fp32."""
+        values: F32 = self.values[span].float().cpu().numpy()
+        return values
+
+
 class PublicWeights:
     """Weights that every peer can compute: those on the way from the start of the last round to its mean result g.
 
@@ -112,11 +130,11 @@ class PublicWeights:
         return self._decoded[1]
 
 
-Reference = ReferenceWeights | ZeroFactors | PublicWeights
+Reference = ReferenceWeights | ZeroFactors | HeldWeights | PublicWeights
 """Weights that a model can show in place of its own."""
 
 
-def write_reference(path: Path, theta: F32) -> None:
+def write_reference(path: Path, theta: F32 | HeldWeights) -> None:
     """Write parameters as reference weights, atomically.  Raises OSError."""
     unfinished = path.with_name(f".{path.name}.new")
     try:

@@ -22,7 +22,7 @@ import torch
 from kernels.layout import Layout
 from kernels.outer_step import OuterStep
 from kernels.schedule import Place
-from protocol.formats.results import RatedAnswer, SourceLoss
+from protocol.formats.results import PolicyFigures, RatedAnswer, SourceLoss
 from trainer.config import TrainingConfig
 from trainer.data.corpus import BlockMissing
 from trainer.data.rows import Rows
@@ -51,6 +51,7 @@ class Task:
     """Training task of one round, with the fields of `protocol.trainer_link.ComputeTask`.
 
     rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
+    versions: number of the version that made each batch, or None if the peer has not given that version to this process.
     reference: path of the weights with which the KL term, or a loss of preferences, compares; empty if there are none.
     fragment: the fragment whose difference is encoded.  continues: True to go on from the parameters where the last compute
     has ended.  most_loss, most_norm: limits beyond which a round is not contributed.
@@ -68,6 +69,7 @@ class Task:
     continues: bool = False
     most_loss: float = math.inf
     most_norm: float = math.inf
+    versions: Sequence[int | None] = ()
 
     def check(self, loss: float, norm: float) -> None:
         """Raise BeyondLimits with a sentence for a round that exceeds the limits."""
@@ -113,6 +115,7 @@ class Done:
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
     in nats per token; None in a run without a KL term. answers: the best and a typical answer; none for text.
     informative: number of problems whose answers had different rewards, so that they taught something; None for text.
+    policy: figures on the policy that learned; None for text.
     """
 
     tokens: int
@@ -126,6 +129,7 @@ class Done:
     accuracy: float | None = None
     answers: tuple[RatedAnswer, ...] = ()
     informative: int | None = None
+    policy: PolicyFigures | None = None
 
 
 Between = Callable[[BlockMissing | None], bool]

@@ -76,6 +76,17 @@ def _held_out(status: PeerStatus) -> str:
     return text if status.eval_percent is None else f"{text}, the next is {status.eval_percent} % measured"
 
 
+def _policy(told: RolloutStatus) -> str:
+    """Describe the policy that learned last, and batches left out of learning."""
+    from protocol.formatting import number
+
+    text = f", entropy {number(told.entropy)}" if told.entropy is not None else ""
+    if told.behaviour_kl is not None and told.effective is not None:
+        text += f", {number(told.behaviour_kl)} nats from the policy that made the tokens"
+        text += f" (effective {100 * told.effective:.0f} %)"
+    return f"{text}, {told.left_out} left out without their weights" if told.left_out else text
+
+
 def _rollouts(role: str, told: RolloutStatus) -> str:
     """Describe this peer's work on rollouts, by its role, and the verdicts on them."""
     from protocol.formatting import amount, many, number
@@ -85,7 +96,7 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
     elif role == "validator":
         did = f"verifying {told.verified_per_s:.1f} rollouts/s"
     else:
-        did = f"learned from {many(told.used, 'batch', 'batches')}"
+        did = f"learned from {many(told.used, 'batch', 'batches')}{_policy(told)}"
     verdicts = f"{told.accepted} accepted, {told.rejected} rejected, {told.waiting} waiting"
     earned = f", {amount(told.accepted_tokens)} tokens learned from" if role == "rollout" else ""
     aside = f"; {many(told.set_aside, 'peer')} set aside" if told.set_aside else ""

@@ -85,6 +85,13 @@ def _single(status: PeerStatus) -> Iterator[tuple[type[Gauge] | type[Counter], s
     if (told := status.rollouts) is not None:
         yield Gauge, "rollout_version", "Version of the weights.", told.version
         yield Gauge, "reward", "Mean reward of the last round's rollouts, 0 to 1.", told.reward
+        yield Gauge, "policy_entropy", "Entropy of the policy in the last round learned from, in nats a token.", told.entropy
+        text = "Divergence of the policy from the one that made the tokens, in nats a token."
+        yield Gauge, "behaviour_kl", text, told.behaviour_kl
+        text = "Share of tokens whose importance weight was truncated."
+        yield Gauge, "importance_truncated_share", text, told.truncated
+        text = "Effective sample size of the importance weights, as a share of the tokens."
+        yield Gauge, "importance_effective_share", text, told.effective
         yield Gauge, "rollout_batches_waiting", "Batches that wait for a verdict.", told.waiting
         text = "Tokens of rollouts that this peer generates a second."
         yield Gauge, "generated_tokens_per_second", text, told.generated_tokens_per_s
@@ -92,6 +99,8 @@ def _single(status: PeerStatus) -> Iterator[tuple[type[Gauge] | type[Counter], s
         yield Gauge, "rollout_peers_set_aside", "Peers whose work is not used any more.", told.set_aside
         yield Counter, "rollout_batches_generated", "Batches made here.", told.generated
         yield Counter, "rollout_batches_used", "Batches that this trainer learned from.", told.used
+        text = "Batches that this trainer left out, because it does not hold the weights that made them."
+        yield Counter, "rollout_batches_left_out", text, told.left_out
         yield Counter, "accepted_tokens", "Tokens of this peer's rollouts that records name.", told.accepted_tokens
     if (computer := status.computer) is not None:
         text = "Energy that the GPUs and the processor drew while the peer did not rest."

@@ -37,7 +37,7 @@ from protocol.chain.outer_state import SharedRegion
 from protocol.disk import ScratchFolder
 from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.formats.bets import is_growth
-from protocol.formats.results import RatedAnswer, SourceLoss
+from protocol.formats.results import PolicyFigures, RatedAnswer, SourceLoss
 from protocol.formats.rl import Precision
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
@@ -434,6 +434,7 @@ class TrainerProcess:
             tried=tuple(tried),
             losses=tuple(SourceLoss(**each) for each in answer["losses"]),
             answers=tuple(RatedAnswer(**each) for each in answer["answers"]),
+            policy=PolicyFigures(**answer["policy"]) if answer["policy"] is not None else None,
             **{name: answer[name] for name in told},
         )
 

@@ -277,6 +277,10 @@ class RolloutsUsed(Event):
     nats a token; None if the loss has no KL term, or nothing moved the policy.  answers: the best one by reward, then one
     with the median reward: maps of reward, prompt and text, each text a line in which ↵ stands for a line break.
     informative: number of problems whose answers had different rewards; without any nothing was learned.  None if unknown.
+    entropy: of the policy, nats a token.  left_out: batches left out of learning, because our trainer process does not hold
+    the weights that made them.  behaviour_kl: estimated divergence of the policy before learning from the one that made the
+    tokens, nats a token; truncated: share of tokens that are more than twice as likely under it; effective: effective sample
+    size of the rollouts, as a share of their tokens.  All are None if unknown; the last three if the run's loss is "clip".
     """
 
     round: int
@@ -287,6 +291,11 @@ class RolloutsUsed(Event):
     kl: float | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
     informative: int | None = None
+    entropy: float | None = None
+    left_out: int | None = None
+    behaviour_kl: float | None = None
+    truncated: float | None = None
+    effective: float | None = None
 
     def _words(self, name: Naming) -> str:
         what = f"{many(self.rollouts, 'rollout')} in {many(len(self.batches), 'batch', 'batches')}"
@@ -294,7 +303,9 @@ class RolloutsUsed(Event):
         if self.informative == 0:
             return f"round {self.round}: learned nothing from {what}: all answers to each problem had the same reward{mean}"
         far = f", {self.kl:.2g} nats from the reference" if self.kl is not None else ""
-        return f"round {self.round}: learned from {what}{mean}{far}"
+        stale = f", {self.behaviour_kl:.2g} nats from the policy that made them" if self.behaviour_kl else ""
+        lost = f"; {many(self.left_out, 'batch', 'batches')} left out without their weights" if self.left_out else ""
+        return f"round {self.round}: learned from {what}{mean}{far}{stale}{lost}"
 
 
 @dataclass(frozen=True)

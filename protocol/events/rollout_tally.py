@@ -84,6 +84,10 @@ class RolloutTally:
     """Number of our tokens that each round's record names, by round."""
     learned: dict[str, None] = field(default_factory=dict)
     """Names of the last batches from which this trainer learned."""
+    learnt: ev.RolloutsUsed | None = None
+    """Event of the last round from which this trainer learned something, with its figures on the policy."""
+    left_out: int = 0
+    """Batches that this trainer left out of learning, because it does not hold the weights that made them."""
     fruitless: int = 0
     """Last rounds in a row from which this trainer learned nothing, because no problem's answers had different rewards."""
     seen: bool = False
@@ -106,6 +110,8 @@ class RolloutTally:
                 self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
             case ev.RolloutsUsed(number, roots):
                 self.fruitless = self.fruitless + 1 if event.informative == 0 else 0
+                self.learnt = event if event.entropy is not None else self.learnt
+                self.left_out += event.left_out or 0
                 self._learned(roots)
                 self._use(roots, number, at)
             case ev.RolloutsCounted():

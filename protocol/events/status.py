@@ -148,6 +148,8 @@ class RolloutStatus:
     set_aside: number of peers whose rollouts or verdicts are no longer used.
     fruitless_rounds: last rounds in a row from which this trainer learned nothing, because all answers to each problem had
     the same reward.
+    entropy, behaviour_kl, truncated, effective: of the last round from which this trainer learned something, as in
+    `RolloutsUsed`.  left_out: batches that it left out of learning, because it does not hold the weights that made them.
     """
 
     version: int = 0
@@ -163,6 +165,11 @@ class RolloutStatus:
     verified_per_s: float = 0.0
     set_aside: int = 0
     fruitless_rounds: int = 0
+    entropy: float | None = None
+    behaviour_kl: float | None = None
+    truncated: float | None = None
+    effective: float | None = None
+    left_out: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,3 +29,23 @@ class RatedAnswer:
     prompt: str
     text: str
     expected: str = ""
+
+
+@dataclass(frozen=True)
+class PolicyFigures:
+    """Figures on the policy that learned from a round of rollouts; means are over the tokens that it learned from.
+
+    entropy: nats, during the steps; None if nothing was learned.  left_out: batches that were left out because the weights
+    that made them are not held.
+
+    The others compare the policy before the first step with the behaviour, the policy that made the tokens.  They are None
+    if the run's loss does not compare them, or if nothing was learned.  behaviour_kl: estimate of the divergence of the
+    policy from the behaviour, nats per token.  truncated: share of tokens whose ratio, policy over behaviour, exceeds 2.
+    effective: effective sample size of the ratios, truncated at 2, as a share of the tokens.
+    """
+
+    entropy: float | None
+    left_out: int = 0
+    behaviour_kl: float | None = None
+    truncated: float | None = None
+    effective: float | None = None

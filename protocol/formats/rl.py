@@ -10,7 +10,7 @@ reward, beta1).
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
 Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+PolicyLossName = Literal["clip", "tis", "gspo"]
 
 
 class Precision(str, Enum):
@@ -61,8 +62,11 @@ class RlConfig(Section):
     """True: groups in which all rewards are equal are left out of the batch."""
 
     # -- the loss --
+    # Our choice; the reference run had "clip".
+    loss: PolicyLossName = "tis"
+    """Policy loss: "clip" compares with the trained version, "tis" and "gspo" also with the one that made the tokens."""
     eps: Decay = 0.2
-    """Ratios of new to old probability count between 1 - eps and 1 + eps."""
+    """Ratios of new to old probability count between 1 - eps and 1 + eps; with "gspo", for n > 4 tokens, eps sqrt(4 / n)."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
     """Limit on the ratios of tokens with a negative advantage."""
     # Our choice; PRIME-RL's default, which the reference run's file does not change, is 0.001.

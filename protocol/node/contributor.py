@@ -497,7 +497,7 @@ class Contributor:
         selection.remember(await self._offload(self._learned_before))
         async with selection.chosen(task.round, show) as chosen:
             work.training.set()
-            task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
+            task = replace(task, rollouts=chosen.paths, versions=chosen.versions, reference=chosen.reference)
             if not chosen.batches:  # a trainer process without rollouts would train on text
                 self._activity.show(Phase.COMPUTING, *TRAINING)
                 work.learn_nothing(chosen.against)

@@ -105,6 +105,7 @@ class RolloutCounter:
     def status(self, version: int, waiting: int) -> RolloutStatus:
         """Return the statistics for `peer status`.  waiting: number of batches that concern us and have no verdict."""
         tally = self._tally
+        learnt = tally.learnt
         return RolloutStatus(
             version=version,
             reward=tally.rewards[-1][1] if tally.rewards else None,
@@ -119,6 +120,11 @@ class RolloutCounter:
             verified_per_s=self.verified_per_s,
             set_aside=len({(aside.peer, aside.role) for aside in tally.aside}),
             fruitless_rounds=tally.fruitless,
+            entropy=learnt.entropy if learnt is not None else None,
+            behaviour_kl=learnt.behaviour_kl if learnt is not None else None,
+            truncated=learnt.truncated if learnt is not None else None,
+            effective=learnt.effective if learnt is not None else None,
+            left_out=tally.left_out,
         )
 
 

@@ -36,12 +36,14 @@ class SelectedBatches:
 
     reference: the file of the reference weights, if the run has a KL term.
     against: the sets of tasks against which READY votes, if there are no batches; at least one of these sets is lost.
+    versions: the version that made each batch, or None if our trainer process does not hold it on the batch's branch.
     """
 
     batches: Sequence[PooledBatch]
     paths: tuple[Path, ...]
     reference: Path | None
     against: int | None = None
+    versions: tuple[int | None, ...] = ()
 
     def learned(self, reward: float | None) -> Learned | None:
         """Return the batches in the form in which READY and the record name them; None without batches.
@@ -109,9 +111,16 @@ class Selection:
                 batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
                 roots = [batch.root for batch in batches]
                 reference = self.reference.path if self.reference is not None else None
+                versions = tuple(self._version(round, batch) for batch in batches)
                 with self._files.using(*roots):
-                    yield SelectedBatches(batches, tuple(self._files.path(root) for root in roots), reference, against)
+                    paths = tuple(self._files.path(root) for root in roots)
+                    yield SelectedBatches(batches, paths, reference, against, versions)
                 return
+
+    def _version(self, round: int, batch: PooledBatch) -> int | None:
+        """Return the version of a batch if the trainer process has its weights: it holds them, or learns from them now."""
+        version = batch.body.version
+        return version if version == round or self._trainer.holds(version, Hash(batch.body.tip)) else None
 
     def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
         """Return the reason why a round with `usable` batches must wait; None if it need not wait."""
@@ -156,7 +165,8 @@ class Selection:
             for each in contribution.answers
         ]
         told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl, answers)
-        self._session.emit(replace(told, informative=contribution.informative))
+        figures = vars(contribution.policy) if contribution.policy is not None else {}
+        self._session.emit(replace(told, informative=contribution.informative, **figures))
         self._fruitless = self._fruitless + 1 if contribution.informative == 0 else 0
         times, rest = divmod(self._fruitless, FRUITLESS)
         if not rest and times.bit_count() == 1 and contribution.answers:

@@ -295,6 +295,10 @@ class SharedTrainer:
         """Return the reason why a version must wait for its tasks, as a sentence; empty if it need not wait."""
         return self._given.missing(version) if self._given is not None else ""
 
+    def holds(self, version: int, tip: Hash) -> bool:
+        """Return True if the process holds the weights of this version at this tip."""
+        return self.versions is not None and self.versions.tips.get(version) == tip
+
     def ready_tips(self) -> dict[int, Hash]:
         """Return the tips of versions for which the process has the weights and the tasks."""
         if self.versions is None:

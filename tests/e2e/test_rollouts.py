@@ -58,6 +58,7 @@ def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(swarm
     assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))
     assert not trainer.heard(ev.RolloutPeerSetAside) and not trainer.heard(ev.ValidatorSetAside)
     assert all(event.kl is not None and 0 <= event.kl < 0.5 for event in used_in), "and stays near the reference"
+    assert all(event.behaviour_kl is not None and event.left_out == 0 for event in used_in), "all versions are held"
 
 
 def references(peer: Peer) -> dict[str, bytes]:

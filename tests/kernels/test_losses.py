@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.losses import (
     CHUNK_TOKENS,
     LARGEST_LOG_RATIO,
+    PolicyLoss,
     PolicyStatistics,
     PolicyTerms,
     PolicyTokens,
@@ -29,6 +30,8 @@ from kernels.losses import (
 # -- of a language model --------------------------------------------------------------------------------------------------
 
 VOCAB, DIM, SHAPE = 23, 8, (3, 7)
+SEQUENCE = 8
+"""Tokens of a sequence, in reading order; the last one has five."""
 F64 = torch.float64
 
 
@@ -147,6 +150,8 @@ class PolicyCase:
         logp = plain_logp(self.hidden, self.weight, self.targets, temperature).detach()
         self.old_logp = logp - torch.randn(SHAPE, generator=generator, dtype=F64)
         self.reference_logp = logp + 0.7 * torch.randn(SHAPE, generator=generator, dtype=F64)
+        self.behaviour_logp = self.old_logp + 0.6 * torch.randn(SHAPE, generator=generator, dtype=F64)
+        self.sequences = torch.arange(self.mask.numel()).view(SHAPE) // SEQUENCE
 
     def given(self) -> tuple[Tensor, ...]:
         """Inputs of `loss_and_statistics` but the reference."""
@@ -158,10 +163,13 @@ def loss_and_statistics(
     weight: Tensor,
     *tokens: Tensor,
     reference_logp: Tensor | None = None,
+    behaviour_logp: Tensor | None = None,
+    sequences: Tensor | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
-    **terms: float,
+    **terms: Any,
 ) -> tuple[Tensor, PolicyStatistics]:
-    return policy_loss(hidden, weight, PolicyTokens._make([*tokens, reference_logp]), PolicyTerms(**terms), chunk_tokens)
+    given = PolicyTokens._make([*tokens, reference_logp, behaviour_logp, sequences])
+    return policy_loss(hidden, weight, given, PolicyTerms(**terms), chunk_tokens)
 
 
 def plain_logp(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -174,9 +182,19 @@ def plain_policy(case: PolicyCase, terms: dict[str, Any]) -> Tensor:
     eps, delta, temperature = terms.get("eps", 0.2), terms.get("delta", 4.0), terms.get("temperature", 1.0)
     distribution = torch.distributions.Categorical(logits=case.hidden @ case.weight.T / temperature)
     logp = distribution.log_prob(case.targets)
-    ratio = (logp - case.old_logp).exp()
-    free, held = ratio.clamp(max=delta) * case.advantages, ratio.clamp(1 - eps, 1 + eps) * case.advantages
-    each = -torch.minimum(free, held) - terms["entropy_weight"] * distribution.entropy()
+    ratio, within = (logp - case.old_logp).exp(), torch.full(SHAPE, eps, dtype=F64)
+    if terms.get("loss") is PolicyLoss.GSPO:
+        for number in case.sequences.unique():
+            of_it = (case.sequences == number) & case.mask
+            length = int(of_it.sum())
+            of_all = ((logp - case.behaviour_logp)[of_it].sum() / max(1, length)).exp()
+            ratio = torch.where(of_it, of_all, ratio)
+            within[of_it] = eps * math.sqrt(4 / length) if length > 4 else eps
+    free, held = ratio.clamp(max=delta) * case.advantages, ratio.clamp(1 - within, 1 + within) * case.advantages
+    weights = torch.ones(SHAPE, dtype=F64)
+    if terms.get("loss") is PolicyLoss.TIS:
+        weights = (case.old_logp - case.behaviour_logp).exp().clamp(max=2.0)
+    each = -weights * torch.minimum(free, held) - terms["entropy_weight"] * distribution.entropy()
     if terms.get("kl_weight"):
         beyond = case.reference_logp - logp
         each = each + terms["kl_weight"] * (beyond.exp() - beyond - 1)
@@ -189,6 +207,8 @@ ALONE: dict[str, dict[str, Any]] = {
     "one-sided clipping": {"entropy_weight": 0.0, "delta": math.inf},
     "entropy": {"entropy_weight": 0.3},
     "all": {"entropy_weight": 0.3, "kl_weight": 0.4, "temperature": 1.7, "eps": 0.1, "delta": 3.0},
+    "tis": {"entropy_weight": 0.3, "loss": PolicyLoss.TIS},
+    "gspo": {"entropy_weight": 0.3, "loss": PolicyLoss.GSPO, "eps": 0.3},
 }
 
 
@@ -199,10 +219,13 @@ def test_the_policy_loss_and_its_gradients_are_those_of_the_plain_formula(terms:
         case = PolicyCase(seed, terms.get("temperature", 1.0))
         if terms == ALONE["entropy"]:
             case.advantages.zero_()
+        if terms == ALONE["gspo"]:
+            case.advantages = case.advantages.flatten()[case.sequences]  # one for a sequence
         wanted = plain_policy(case, terms)
         wanted_gradients = torch.autograd.grad(wanted * 3, [case.hidden, case.weight])
         reference = case.reference_logp if terms.get("kl_weight") else None
-        loss, _ = loss_and_statistics(*case.given(), **terms, reference_logp=reference, chunk_tokens=chunk_tokens)
+        given = {**terms, "behaviour_logp": case.behaviour_logp, "sequences": case.sequences}
+        loss, _ = loss_and_statistics(*case.given(), **given, reference_logp=reference, chunk_tokens=chunk_tokens)
         gradients = torch.autograd.grad(loss * 3, [case.hidden, case.weight])
         torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
         for got, expected in zip(gradients, wanted_gradients, strict=True):
@@ -252,12 +275,49 @@ def test_statistics_are_means_over_the_counted_tokens() -> None:
         torch.testing.assert_close(got, values[case.mask].mean())
 
 
+def test_without_stale_tokens_importance_weights_change_no_bit() -> None:
+    case, found = PolicyCase(3), list[list[Tensor]]()
+    hidden, weight = (each.detach().float().requires_grad_() for each in (case.hidden, case.weight))
+    for known in ({}, {"loss": PolicyLoss.TIS}, {"loss": PolicyLoss.TIS, "behaviour_logp": case.old_logp.float()}):
+        given = (hidden, weight, case.targets, case.old_logp.float(), case.advantages.float(), case.mask)
+        loss, statistics = loss_and_statistics(*given, **known, chunk_tokens=5)
+        found.append([loss, *statistics, *torch.autograd.grad(loss, [hidden, weight])])
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
+def test_the_range_of_a_sequence_narrows_with_the_root_of_its_length() -> None:
+    """All tokens of a sequence have the ratio 1.05; 64 tokens may be .05 from 1, 65 not."""
+    for length, slope in ((4, -1.05), (64, -1.05), (65, 0.0)):
+        hidden, weight = torch.ones(length, 1, dtype=F64), torch.zeros(2, 1, dtype=F64, requires_grad=True)
+        logp = torch.full((length,), math.log(0.5), dtype=F64)
+        given = (torch.zeros(length).long(), logp, torch.ones(length, dtype=F64), torch.ones(length).bool())
+        stale: dict[str, Any] = {"behaviour_logp": logp - math.log(1.05 - 1e-9), "sequences": torch.zeros(length).long()}
+        loss, statistics = loss_and_statistics(hidden, weight, *given, **stale, entropy_weight=0.0, loss=PolicyLoss.GSPO)
+        loss.backward()
+        assert weight.grad is not None
+        assert weight.grad[:, 0].tolist() == pytest.approx([0.5 * slope, -0.5 * slope], abs=1e-8)
+        assert float(statistics.clipped) == float(slope == 0.0) and float(statistics.ratio) == pytest.approx(1.05)
+
+
+def test_logits_of_bf16_states_are_not_rounded_to_bf16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(64, 32, generator=generator), torch.randn(50, 32, generator=generator)
+    hidden, weight = hidden.bfloat16() * 2, weight.bfloat16()
+    targets = torch.randint(50, (64,), generator=generator)
+    wanted = plain_logp(hidden.double(), weight.double(), targets, 1.0)
+    got = token_log_probabilities(hidden, weight, targets)
+    assert got.dtype == torch.float32 and float((got - wanted).abs().max()) < 1e-4
+    rounded = torch.log_softmax((hidden @ weight.T).float(), dim=1).gather(1, targets[:, None])[:, 0]
+    assert float((rounded - wanted).abs().max()) > 1e-2
+
+
 def test_tokens_that_do_not_count_need_no_numbers() -> None:
     case = PolicyCase(2)
-    terms: dict[str, Any] = {"entropy_weight": 0.3, "kl_weight": 0.4}
+    terms: dict[str, Any] = {"entropy_weight": 0.3, "kl_weight": 0.4, "loss": PolicyLoss.GSPO}
     wanted = plain_policy(case, terms)
-    for known in (case.old_logp, case.advantages, case.reference_logp):
+    for known in (case.old_logp, case.advantages, case.reference_logp, case.behaviour_logp):
         known[~case.mask] = math.nan
+    terms |= {"behaviour_logp": case.behaviour_logp, "sequences": case.sequences}
     loss, statistics = loss_and_statistics(*case.given(), **terms, reference_logp=case.reference_logp)
     gradients = torch.autograd.grad(loss, [case.hidden, case.weight])
     torch.testing.assert_close(loss, wanted)

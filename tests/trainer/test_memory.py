@@ -113,10 +113,11 @@ def test_the_estimate_needs_no_torch() -> None:
 def test_reference_weights_take_the_place_of_the_gradient(device: str, bytes_each: int) -> None:
     """On a CPU the pages of their file count."""
     model = SHAPE.changed(dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
-    rl = RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32)
+    rl = RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32, loss="clip")
     without = trainer_memory(replace(config(model), rl=rl), TrainerSetup(device))
     having = trainer_memory(replace(config(model), rl=rl.changed(kl_weight=0.1)), TrainerSetup(device))
     assert 0 <= having.host - without.host + having.device - without.device <= bytes_each * model.parameters
+    assert having == trainer_memory(replace(config(model), rl=rl.changed(loss="tis")), TrainerSetup(device))
     whole, half = (memory._comparing_bytes(config(each), 32, device) for each in (model, model.changed(layers=10)))
     weights = whole - half
     assert weights == bytes_each * (model.parameters - model.changed(layers=10).parameters)

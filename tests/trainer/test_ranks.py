@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from kernels.codecs.format import from_bf16
 from protocol.corpora.manifest import CorpusKind
@@ -180,8 +181,11 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path) -> None:
             return False
 
         learner = Learner(by.worker.config.rl or rl, by.worker.work)
-        task = LearnTask(order=5, first_step=0, reference=reference)
-        done = learner.compute(task, groups(), by.theta, by.out, after_step)
+        task = LearnTask(
+            order=5, first_step=0, reference=reference, behaviours={1: torch.from_numpy(begin * 0.95).bfloat16()}
+        )
+        aged = [replace(group, age=number % 2) for number, group in enumerate(groups())]
+        done = learner.compute(task, aged, by.theta, by.out, after_step)
         data = bytes(by.out)
         return [*text, *losses, *by.compute(ROUND, begin)[2]], done, data, by.worker.evaluate(by.theta, 400)
 
@@ -190,6 +194,8 @@ def test_ranks_learn_from_rollouts_as_one_process(tmp_path: Path) -> None:
     assert shared_losses == pytest.approx(losses, rel=1e-6, abs=1e-6)
     assert shared_held_out == pytest.approx(held_out, rel=1e-6)
     assert (shared.tokens, shared.steps, done.steps) == (done.tokens, done.steps, 3)
+    assert done.staleness is not None and shared.staleness is not None and done.staleness.kl > 1e-4
+    assert [*vars(shared.staleness).values()] == pytest.approx([*vars(done.staleness).values()], abs=1e-5)
     assert [shared.kl, shared.ratio, shared.entropy] == pytest.approx([done.kl, done.ratio, done.entropy], abs=1e-5)
     assert (np.abs(decoded(run, shared_data) - decoded(run, data)) <= 1.01 * quanta(run, data)).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.text import Text
@@ -562,6 +563,19 @@ def test_rounds_that_teach_nothing_are_an_alarm_in_the_panel_of_rollouts() -> No
     assert picture.alarms[-1].text.startswith("nothing is learned")
     picture.apply(Stamped(0.0, 0.0, ev.RolloutsUsed(3, [], 96, 0.1, "aa", informative=2)))
     assert not any("nothing learned" in row.plain for row in rollouts.draw(picture, 98, 12, Look()))
+
+
+def test_the_panel_of_rollouts_shows_how_far_the_policy_is_from_the_one_that_made_the_tokens() -> None:
+    picture = Picture()
+    figures: dict[str, Any] = {"behaviour_kl": 0.0125, "truncated": 0.015, "effective": 0.934}
+    used = ev.RolloutsUsed(3, ["aa"], 96, 0.1, "aa", entropy=0.25, left_out=2, **figures)
+    picture.update(status(rollouts=RolloutStatus(left_out=2)))
+    picture.apply(Stamped(0.0, 0.0, used))
+    picture.apply(Stamped(0.0, 0.0, replace(used, round=4, entropy=None, behaviour_kl=None)))
+    shown = " ".join(row.plain.strip() for row in rollouts.draw(picture, 98, 12, Look()))
+    told = "entropy 0.250; 0.013 nats from the one that made the tokens, 1.5 % truncated, effective 93 %; 2 batches left out"
+    assert told in shown
+    assert "0.013 nats from the policy that made them; 2 batches left out" in used.sentence()
 
 
 LONG = "a reason that is told to its end, " * 4 + "END"

@@ -110,12 +110,14 @@ class Scored:
 class Group:
     """Received completions of one problem, in the order of their copies.
 
-    batch: the index of their batch.
+    batch: the index of their batch.  age: number of versions by which the weights that made them are older than the weights
+    that learn from them; None if those weights are not held here.
     """
 
     problem: int
     members: tuple[Scored, ...]
     batch: int = 0
+    age: int | None = 0
 
     @property
     def rewards(self) -> list[float]:

@@ -9,22 +9,27 @@ whether they can be trusted.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+from torch import Tensor
 
 from kernels.layout import Layouts
+from kernels.losses import LARGEST_LOG_RATIO, TRUNCATION, PolicyLoss
 from kernels.schedule import Place
+from protocol.formats.results import PolicyFigures
 from protocol.formats.rl import RlConfig
 from trainer.models.llama.model import Decoder
 from trainer.objective import UnitLosses
 from trainer.optim import Optimiser
 from trainer.parameters import NotFinite, WholeParameters
 from trainer.rank_work import Course, CourseName, RankWork
+from trainer.reference import HeldWeights
 from trainer.rl.groups import Group, advantages, informative
 from trainer.rl.policy import F32, STATISTICS, Packed, PolicyObjective, adamw_config, check_lengths, pack
 from trainer.rl.rollout import Rollout
@@ -40,6 +45,8 @@ class Learnt:
     tokens: number of trained tokens. steps: 0 if no group had anything to learn from. norm: norm of the difference. Means
     over the trained tokens: loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old
     probability). reward: mean over all received rollouts. groups, dropped: numbers of received and of dropped groups.
+    left_out: number of batches whose groups were left out, because the weights that made them are not held. staleness:
+    distance of the trained policy from the one that made the tokens; None if the loss does not compare them.
     """
 
     tokens: int
@@ -53,13 +60,48 @@ class Learnt:
     reward: float
     groups: int
     dropped: int
+    left_out: int = 0
+    staleness: Staleness | None = None
+
+    @property
+    def figures(self) -> PolicyFigures:
+        """Figures on the policy that the peer reports."""
+        entropy, stale = self.entropy if self.steps else None, self.staleness
+        if stale is None:
+            return PolicyFigures(entropy, self.left_out)
+        return PolicyFigures(entropy, self.left_out, stale.kl, stale.truncated, stale.effective)
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Distance of the policy before the first step from the behaviour, the policy that made the tokens.
+
+    kl: estimate of KL(behaviour || policy), nats per token: the mean of r - 1 - log r, with r the ratio of a token's
+    probabilities under policy and behaviour (k3 of Schulman, "Approximating KL divergence", 2020). truncated: share of
+    tokens with r above `TRUNCATION`. effective: effective sample size of w = min(r, `TRUNCATION`), (sum w)^2 / sum w^2, as a
+    share of the tokens.
+    """
+
+    kl: float
+    truncated: float
+    effective: float
+
+    @classmethod
+    def of(cls, batches: Sequence[Packed]) -> Self:
+        """Return the figures of the counted tokens of at least one batch."""
+        log_ratio = np.concatenate([each.log_ratios() for each in batches])
+        ratio = np.exp(np.minimum(log_ratio, LARGEST_LOG_RATIO))
+        weights = np.minimum(ratio, TRUNCATION)
+        effective = float(weights.mean() ** 2 / np.square(weights).mean())
+        return cls(float((ratio - 1 - log_ratio).mean()), float((ratio > TRUNCATION).mean()), effective)
 
 
 @dataclass
 class Totals:
-    """Sums over tokens.  dropped: number of dropped groups."""
+    """Sums over tokens.  dropped: number of dropped groups.  left_out: number of batches left out."""
 
     dropped: int = 0
+    left_out: int = 0
     steps: int = 0
     tokens: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("loss", *STATISTICS), 0.0))
@@ -83,10 +125,15 @@ class Totals:
             tokens=self.tokens,
             steps=self.steps,
             norm=0.0,
-            **{name: self.mean(name) for name in self.sums},
+            loss=self.mean("loss"),
+            entropy=self.mean("entropy"),
+            kl=self.mean("kl"),
+            clipped=self.mean("clipped"),
+            ratio=self.mean("ratio"),
             reward=math.fsum(member.reward for member in members) / count,
             groups=len(groups),
             dropped=self.dropped,
+            left_out=self.left_out,
         )
 
 
@@ -104,12 +151,28 @@ class LearnTask:
 
     order: seed of the shuffle of completions into batches. first_step: number of optimiser steps that the run took before.
     reference: file of the weights with which the KL term compares; required if the run has a KL term, unless the model has
-    factors, which are compared with its frozen base.
+    factors, which are compared with its frozen base. behaviours: bf16 weights (n) by the age of the rollouts that they made.
+    If the loss compares the policy with its behaviour, groups of another age are left out.
     """
 
     order: int
     first_step: int
     reference: Path | None = None
+    behaviours: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WeighedCompletion:
+    """Completion to learn from.  worth: its advantage.  age: as in `Group`."""
+
+    rollout: Rollout
+    worth: float
+    age: int | None
+
+
+def compares_behaviour(config: RlConfig) -> bool:
+    """Return True if the loss compares the policy with the one that made the tokens."""
+    return PolicyLoss(config.loss) is not PolicyLoss.CLIP
 
 
 class Learner:
@@ -156,9 +219,14 @@ class Learner:
         """Take the steps of `compute` from the model's current parameters, without theta or a difference (norm 0)."""
         self._check(task, groups)
         self.work.take(CourseName.ROLLOUTS)
-        kept = informative(groups) if self.config.drop_zero_advantage else groups
-        batches = self._compared(self._batches(kept, task.order), task.reference)
-        totals, began = Totals(dropped=len(groups) - len(kept)), time.monotonic()
+        known = [group for group in groups if self._knows_behaviour(task, group)]
+        left_out = {group.batch for group in groups} - {group.batch for group in known}
+        if left_out:
+            what = "1 batch is" if len(left_out) == 1 else f"{len(left_out)} batches are"
+            print(f"{what} left out: the weights that made the rollouts are not held", file=sys.stderr)
+        kept = informative(known) if self.config.drop_zero_advantage else known
+        batches = self._compared(kept, task)
+        totals, began = Totals(dropped=len(known) - len(kept), left_out=len(left_out)), time.monotonic()
         for number, batch in enumerate(batches):
             for units in self.work.step(batch, Place(task.first_step + number, 0.0)).read().parts:
                 totals.add(units)
@@ -167,7 +235,9 @@ class Learner:
                 raise NotFinite(f"loss is {mean} at step {totals.steps} of a version")
             if after_step(totals.steps, mean, totals.tokens, totals.tokens / max(1e-9, time.monotonic() - began)):
                 break
-        return totals.learnt(groups)
+        learnt = totals.learnt(groups)
+        has_behaviour = batches and compares_behaviour(self.config)
+        return replace(learnt, staleness=Staleness.of(batches)) if has_behaviour else learnt
 
     def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
         """Raise ValueError if required reference weights are missing, or for rollouts that the model cannot read."""
@@ -179,31 +249,62 @@ class Learner:
         if largest >= self.model.config.vocab:
             raise ValueError(f"a rollout has the token {largest}, but the model has only {self.model.config.vocab} tokens")
 
-    def _batches(self, groups: Sequence[Group], order: int) -> list[Packed]:
-        """Shuffle the completions into at most `optimizer_steps` batches, leaving out any without a model's token."""
-        completions: list[tuple[Rollout, float]] = []
+    def _knows_behaviour(self, task: LearnTask, group: Group) -> bool:
+        """Return True if the weights that made a group are held, or not needed."""
+        return not compares_behaviour(self.config) or group.age == 0 or group.age in task.behaviours
+
+    def _parts(self, groups: Sequence[Group], order: int) -> list[list[WeighedCompletion]]:
+        """Shuffle the completions into at most `optimizer_steps` parts, leaving out any without a model's token."""
+        completions: list[WeighedCompletion] = []
         for group in groups:
             worth = advantages(group.rewards, self.config.divide_by_std)
             pairs = zip(group.members, worth, strict=True)
-            completions += [(member.rollout, value) for member, value in pairs if any(member.rollout.made)]
+            completions += [
+                WeighedCompletion(member.rollout, value, group.age) for member, value in pairs if any(member.rollout.made)
+            ]
         shuffled = np.random.default_rng(order).permutation(len(completions)).tolist()
         count = min(self.config.optimizer_steps, len(completions))
-        parts = [[completions[at] for at in shuffled[number::count]] for number in range(count)]
-        return [
-            pack([rollout for rollout, _ in part], [value for _, value in part], self.config.row_tokens).trimmed()
-            for part in parts
-        ]
+        return [[completions[at] for at in shuffled[number::count]] for number in range(count)]
 
-    def _compared(self, batches: Sequence[Packed], reference: Path | None) -> list[Packed]:
-        """Return batches with the log-probabilities of their targets under the current and the reference parameters."""
-        compared = [replace(batch, old_logp=self._log_probabilities(batch)) for batch in batches]
-        if not compared or not self.config.kl_weight:
-            return compared
-        self.work.show_reference("" if reference is None else str(reference))
+    def _compared(self, groups: Sequence[Group], task: LearnTask) -> list[Packed]:
+        """Return a batch for each step, with the log-probabilities of its targets under all weights that the loss reads."""
+        parts = self._parts(groups, task.order)
+        batches = [self._packed(part) for part in parts]
+        batches = [replace(batch, old_logp=self._log_probabilities(batch)) for batch in batches]
+        if compares_behaviour(self.config):
+            self._compare_behaviour(parts, batches, task)
+        if not batches or not self.config.kl_weight:
+            return batches
+        self.work.show_reference("" if task.reference is None else str(task.reference))
         try:
-            return [replace(batch, reference_logp=self._log_probabilities(batch)) for batch in compared]
+            return [replace(batch, reference_logp=self._log_probabilities(batch)) for batch in batches]
         finally:
             self.work.hide()
 
-    def _log_probabilities(self, batch: Packed) -> F32 | None:
-        return self.work.log_probabilities(CourseName.ROLLOUTS, batch)
+    def _compare_behaviour(
+        self, parts: Sequence[Sequence[WeighedCompletion]], batches: list[Packed], task: LearnTask
+    ) -> None:
+        """Add the log-probabilities under the weights that made each completion, unless the present weights made them all.
+
+        The completions of each earlier version are packed anew, so that each is computed once, whatever shares its row.
+        """
+        ages = {each.age for part in parts for each in part if each.age}
+        for age in sorted(ages):
+            self.work.show_version(HeldWeights(task.behaviours[age]))
+            try:
+                for at, part in enumerate(parts):
+                    numbers = [number for number, each in enumerate(part) if each.age == age]
+                    if numbers:
+                        rows = self._packed([part[number] for number in numbers])
+                        found = self._log_probabilities(rows)
+                        batches[at] = batches[at].with_behaviour(numbers, rows, found)
+            finally:
+                self.work.hide()
+
+    def _packed(self, part: Sequence[WeighedCompletion]) -> Packed:
+        return pack([each.rollout for each in part], [each.worth for each in part], self.config.row_tokens).trimmed()
+
+    def _log_probabilities(self, batch: Packed) -> F32:
+        found = self.work.log_probabilities(CourseName.ROLLOUTS, batch)
+        assert found is not None, "rank 0 learns"
+        return found

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.losses import PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
+from kernels.losses import PolicyLoss, PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
 from protocol.formats.rl import RlConfig
 from protocol.formats.training import InnerConfig
 from trainer.device import on_device
@@ -36,8 +36,9 @@ class Packed:
     """Rows of places; each array is (rows, places).
 
     documents: number of the place's sequence among the packed sequences, or `PADDING`. mask: true if the model chose the
-    target; only such targets count. Targets at other places do not matter. old_logp, reference_logp: log-probabilities of
-    the targets under the parameters before the first step, and under the reference weights; None until they are known.
+    target; only such targets count. Targets at other places do not matter. old_logp, reference_logp, behaviour_logp:
+    log-probabilities of the targets under the parameters before the first step, under the reference weights, and under the
+    weights that made the sequences; None until they are known, and for good if the loss does not read them.
     """
 
     tokens: I64
@@ -47,6 +48,7 @@ class Packed:
     advantages: F32
     old_logp: F32 | None = None
     reference_logp: F32 | None = None
+    behaviour_logp: F32 | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -69,6 +71,31 @@ class Packed:
     def trimmed(self) -> Packed:
         """Return the rows without the final places that are padding in every row."""
         return self._part((slice(None), slice(int((self.documents != PADDING).any(axis=0).sum()))))
+
+    def with_behaviour(self, numbers: Sequence[int], rows: Packed, logp: F32) -> Packed:
+        """Return the batch with the behaviour's log-probabilities of some sequences; those of others are the old ones.
+
+        numbers: their numbers in this batch, ascending.  rows: the same sequences in other rows, numbered from 0 in the same
+        order.  logp: log-probabilities of their targets, in the form of `rows`.
+        """
+        assert self.old_logp is not None
+        known = self.old_logp if self.behaviour_logp is None else self.behaviour_logp
+        values = known.copy()
+        values.ravel()[self._places(numbers)] = logp.ravel()[rows._places(range(len(numbers)))]
+        return replace(self, behaviour_logp=values)
+
+    def log_ratios(self) -> F64:
+        """Return the log-ratios of the old policy to the behaviour for the counted targets, (counted,)."""
+        assert self.old_logp is not None
+        if self.behaviour_logp is None:
+            return np.zeros(self.counted_tokens)
+        return (self.old_logp - self.behaviour_logp)[self.mask].astype(np.float64)
+
+    def _places(self, numbers: Sequence[int]) -> I64:
+        """Return the places of these sequences among all places, row by row: by sequence, then in reading order."""
+        documents = self.documents.ravel()
+        places = np.flatnonzero(np.isin(documents, numbers))
+        return places[np.argsort(documents[places], kind="stable")]
 
     def _part(self, at: tuple[slice, slice]) -> Packed:
         arrays: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -138,18 +165,34 @@ STATISTICS = ("clipped", "ratio", "entropy", "kl")
 
 
 class PolicyObjective(ComparedObjective[Packed]):
-    """GRPO loss with two-sided clipping, a mean over the counted tokens."""
+    """Policy loss of a run, a mean over the counted tokens."""
 
     def __init__(self, config: RlConfig) -> None:
         self.most_tokens = config.micro_batch_tokens
         self._temperature = config.temperature
-        self._terms = PolicyTerms(config.eps, config.delta, config.temperature, config.entropy_weight, config.kl_weight)
+        self._terms = PolicyTerms(
+            config.eps,
+            config.delta,
+            config.temperature,
+            config.entropy_weight,
+            config.kl_weight,
+            PolicyLoss(config.loss),
+        )
 
     def loss(self, model: Decoder, rows: Packed, z_loss: float) -> ObjectiveLoss:
         """Return the loss as `Objective.loss` does, with its statistics.  Rollouts have no z-loss."""
         assert rows.old_logp is not None
         tokens, documents = _inputs(rows, model)
-        arrays = (rows.targets, rows.old_logp, rows.advantages, rows.mask, rows.reference_logp)
+        _, sequences = np.unique(rows.documents, return_inverse=True)
+        arrays = (
+            rows.targets,
+            rows.old_logp,
+            rows.advantages,
+            rows.mask,
+            rows.reference_logp,
+            rows.behaviour_logp,
+            sequences.reshape(rows.documents.shape) if self._terms.loss is PolicyLoss.GSPO else None,
+        )
         given = PolicyTokens(*(None if each is None else on_device(each, tokens.device) for each in arrays))  # type: ignore[arg-type]
         head = lambda hidden, weight: policy_loss(hidden, weight, given, self._terms)  # noqa: E731
         mean, statistics = through_head(model, tokens, documents, head)

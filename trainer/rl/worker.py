@@ -261,17 +261,33 @@ class RolloutWorker:
         tell: called with the results on problems from sets of tasks, in groups.  If all rewards of each group are equal,
         nothing is learned; the difference is then all zeros, with a weight of one token.
         """
-        groups = self.groups([Path(task.rollouts_in) / name for name in task.rollouts])
+        ages = [None if version is None else task.round - version for version in task.versions]
+        groups = [
+            replace(group, age=ages[group.batch])
+            for group in self.groups([Path(task.rollouts_in) / name for name in task.rollouts])
+        ]
         of_sets = [group for group in groups if group.members[0].rollout.problem >= self._sets.size]
         tried = [self._tried(group, task.round) for group in of_sets]
         for start in range(0, len(tried), PROBLEMS_AT_ONCE):
             tell(tried[start : start + PROBLEMS_AT_ONCE])
-        learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
+        reference = Path(task.reference) if task.reference else None
+        behaviours = {task.round - version: weights for version, weights in self.versions.items() if version < task.round}
+        learn = LearnTask(task.round, task.first_step, reference, behaviours)
         learnt = learner.compute(learn, groups, theta, out, after_step)
         kl = learnt.kl if self.config.kl_weight and learnt.steps else None
         tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)
         answers, told = tuple(self.answers(groups)), sum(group.is_informative for group in groups)
-        return Done(tokens, steps, learnt.loss, learnt.norm, learnt.reward, kl, answers=answers, informative=told)
+        return Done(
+            tokens,
+            steps,
+            learnt.loss,
+            learnt.norm,
+            learnt.reward,
+            kl,
+            answers=answers,
+            informative=told,
+            policy=learnt.figures,
+        )
 
     def groups(self, paths: Sequence[Path]) -> list[Group]:
         """Return the groups in these batches, with rewards that are computed here.

@@ -32,7 +32,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     if not picture.has_rollouts:
         return [line((fit("this run has no rollouts", width), FAINT))]
     counts = _counts(picture)
-    lines = [*paragraph(_head(picture), width, STRONG), _shares(counts, width, look)]
+    lines = [*paragraph(_head(picture), width, STRONG), _shares(counts, width, look), *_policy(picture, width)]
     if (rounds := picture.rollouts.fruitless) >= MANY_FRUITLESS:
         told = f"! nothing learned in {rounds} rounds: all answers to each problem had the same reward"
         lines += paragraph(told, width, ALARM)
@@ -86,6 +86,21 @@ def _head(picture: Picture) -> str:
         return f"{text}   {many(judged, 'batch', 'batches')} judged{speed}"
     used = told.used if told is not None else tally.used
     return f"{text}   {many(used, 'batch', 'batches')} learned from"
+
+
+def _policy(picture: Picture, width: int) -> list[Text]:
+    """Draw the figures on the policy of the last round from which this trainer learned something, and batches left out."""
+    status, tally = picture.status, picture.rollouts
+    told = tally.learnt or (status.rollouts if status is not None else None)
+    if told is None or told.entropy is None:
+        return []
+    text = f"policy: entropy {number(told.entropy)}"
+    if told.behaviour_kl is not None and told.truncated is not None and told.effective is not None:
+        shares = f"{100 * told.truncated:.1f} % truncated, effective {100 * told.effective:.0f} %"
+        text += f"; {number(told.behaviour_kl)} nats from the one that made the tokens, {shares}"
+    left_out = status.rollouts.left_out if status is not None and status.rollouts is not None else tally.left_out
+    text += f"; {many(left_out, 'batch', 'batches')} left out without their weights" if left_out else ""
+    return paragraph(text, width)
 
 
 def _counts(picture: Picture) -> list[tuple[str, int]]:

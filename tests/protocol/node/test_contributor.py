@@ -326,7 +326,7 @@ class Chosen:
     says: Learned | None = None
 
     def __init__(self) -> None:
-        self.batches, self.paths, self.reference = ["batch"], (Path("batch"),), None
+        self.batches, self.paths, self.versions, self.reference = ["batch"], (Path("batch"),), (1,), None
         self.ended, self.used = list[str](), list[str]()
 
     def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:

@@ -41,6 +41,8 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     return made
 
 
+HELD = (3, Hash(bytes(32)))
+"""Version, with its tip, that the trainer process holds."""
 ONE = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
 NO_SETS = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
 
@@ -58,7 +60,11 @@ def a_selection(
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: usable)
     trainer: Any = SimpleNamespace(
-        tasks=tasks, lock=lock or TrainerLock(), missing=lambda version: "", has_tasks=lambda version: True
+        tasks=tasks,
+        lock=lock or TrainerLock(),
+        missing=lambda version: "",
+        has_tasks=lambda version: True,
+        holds=lambda version, tip: (version, tip) == HELD,
     )
     return Selection(session, pool, BlobStore(Disk(), folder), trainer, batches, reference)
 
@@ -101,6 +107,16 @@ async def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_l
         async with turn.taken():
             usable.append(second)
     assert learned == [second]
+
+
+async def test_the_trainer_is_told_whose_weights_it_has_and_lacks_those_of_another_branch(tmp_path: Path) -> None:
+    held, other, fresh = a_batch(0), a_batch(1), a_batch(2)
+    other.body = other.body.model_copy(update={"tip": b"another branch".ljust(32)})
+    fresh.body = fresh.body.model_copy(update={"version": 4})
+    selection = a_selection(tmp_path, [held, other, fresh], batches=3)
+    async with selection.chosen(4, lambda why, detail: None) as chosen:
+        found = {batch.body.number: version for batch, version in zip(chosen.batches, chosen.versions, strict=True)}
+        assert found == {0: 3, 1: None, 2: 4}, "weights that are trained now are there in any case"
 
 
 async def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:

@@ -167,13 +167,14 @@ def config(tmp_path: Path) -> TrainingConfig:
     return replace(shape, rl=SHORT)
 
 
-def learnt_from(trainer: Worker, run: RolloutWorker, theta: np.ndarray, path: Path) -> Done:
-    """What a version learns from a batch that is made with it."""
+def learnt_from(trainer: Worker, run: RolloutWorker, theta: np.ndarray, path: Path, ahead: float = 1.0) -> Done:
+    """What factors `ahead` times a version's learn from a batch that is made with the version."""
     run.keep_version(SORTED.version, theta)
     run.generate(SORTED, path)
     assert [each.reason for each in run.verify(SORTED, path)] == [None] * 6
-    task, out = Task(5, [], 1, 0, [path.name], str(path.parent)), memoryview(bytearray(trainer.layout.payload_bytes))
-    return run.learn(task, Learner(run.config, trainer.work), theta, out, lambda *_: False)
+    out = memoryview(bytearray(trainer.layout.payload_bytes))
+    task = Task(SORTED.version + 1, [], 1, 0, [path.name], str(path.parent), versions=[SORTED.version])
+    return run.learn(task, Learner(run.config, trainer.work), theta * np.float32(ahead), out, lambda *_: False)
 
 
 def test_a_version_learns_factors_alone_and_is_compared_with_the_base_without_a_file(
@@ -189,7 +190,10 @@ def test_a_version_learns_factors_alone_and_is_compared_with_the_base_without_a_
     moved = trainer.model.flat.numpy().copy()
     assert not np.array_equal(moved, initial) and len(moved) == config.parameters < config.model.parameters
     assert all(torch.equal(base.tensors[name], each) for name, each in before.items())
-    assert (learnt_from(trainer, run, factors(config.model, 0.5), tmp_path / "later").kl or 0.0) > 0.0
+    later = [learnt_from(trainer, run, factors(config.model, 0.5), tmp_path / "later", ahead) for ahead in (1.0, 1.2)]
+    assert later[0].kl is not None and later[0].kl > 0.0
+    stale = [each.policy.behaviour_kl for each in later if each.policy is not None]
+    assert stale[0] is not None and stale[1] is not None and 0.0 < stale[0] < stale[1] < later[0].kl, "bf16 moves less"
 
 
 def test_vllm_is_refused_for_weights_that_it_does_not_have(config: TrainingConfig) -> None:

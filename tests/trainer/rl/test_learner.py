@@ -25,6 +25,7 @@ MODEL = ModelConfig.from_mapping(small.MODEL)
 CONFIG = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, clip_norm=1.0)
 SIZE = small.LAYOUT.payload_bytes
 TASK = LearnTask(order=5, first_step=0)
+LOSSES = ("clip", "tis", "gspo")
 
 
 def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
@@ -52,9 +53,34 @@ def compute(made: Learner, given: list[Group], task: LearnTask = TASK, **options
     return learnt, bytes(out)
 
 
-def plain_gradient(made: Learner, given: list[Group], reference: np.ndarray | None = None) -> Tensor:
-    """Of the policy loss at r = 1, each sequence computed alone, by torch."""
+def of_age(age: int | None, given: list[Group]) -> list[Group]:
+    return [replace(group, age=age) for group in given]
+
+
+def weights(seed: int) -> Tensor:
+    """Of an earlier version, in bf16, near the present ones."""
+    noise = np.random.default_rng(seed).standard_normal(small.PARAMETERS).astype(np.float32)
+    return torch.from_numpy(small.theta() + 0.05 * noise).bfloat16()
+
+
+def plain_logp(model: Decoder, rollout: Rollout) -> Tensor:
+    """Log-probabilities of the tokens that the model chose in one sequence alone."""
+    sequence = torch.tensor([rollout.prompt + rollout.output])
+    rows = torch.arange(len(rollout.prompt) - 1, sequence.shape[1] - 1)[torch.tensor(rollout.made)]
+    with torch.no_grad():
+        logits = model(sequence)[0, rows] @ model.output_weight.T
+    return torch.log_softmax(logits, dim=1).gather(1, sequence[0, rows + 1, None])[:, 0]
+
+
+def plain_gradient(
+    made: Learner, given: list[Group], reference: np.ndarray | None = None, behaviour: Tensor | None = None
+) -> Tensor:
+    """Of the policy loss in the first step, each sequence computed alone, by torch.
+
+    behaviour: weights that made all rollouts; None for the present ones.
+    """
     config, model = made.config, made.model
+    other = None if behaviour is None else model.over(behaviour.float())
     initial = None if reference is None else model.over(torch.from_numpy(reference))
     objective, tokens = torch.zeros(()), 0
     for group in given:
@@ -65,11 +91,18 @@ def plain_gradient(made: Learner, given: list[Group], reference: np.ndarray | No
             logits = (model(sequence)[0, rows] @ model.output_weight.T) / config.temperature
             chosen = torch.distributions.Categorical(logits=logits)
             logp = chosen.log_prob(sequence[0, rows + 1])
-            each = -(logp - logp.detach()).exp() * value - config.entropy_weight * chosen.entropy()
+            each = -(logp - logp.detach()).exp() * value
+            if other is not None and config.loss == "tis":
+                each = each * (logp.detach() - plain_logp(other, rollout)).exp().clamp(max=2.0)
+            if other is not None and config.loss == "gspo":
+                ratio, within = (
+                    (logp - plain_logp(other, rollout)).mean().exp(),
+                    config.eps * min(1.0, (4 / len(rows)) ** 0.5),
+                )
+                each = -torch.minimum(ratio * value, ratio.clamp(1 - within, 1 + within) * value).expand(len(rows))
+            each = each - config.entropy_weight * chosen.entropy()
             if initial is not None:
-                with torch.no_grad():
-                    other = torch.log_softmax((initial(sequence)[0, rows] @ initial.output_weight.T), dim=1)
-                beyond = other.gather(1, sequence[0, rows + 1, None])[:, 0] - logp
+                beyond = plain_logp(initial, rollout) - logp
                 each = each + config.kl_weight * (beyond.exp() - beyond - 1)
             objective, tokens = objective + each.sum(), tokens + len(rows)
     (objective / tokens).backward()
@@ -134,6 +167,60 @@ def test_a_kl_term_without_its_reference_is_refused(tmp_path: Path) -> None:
         compute(made, groups(), replace(TASK, reference=tmp_path / "short"))
 
 
+@pytest.mark.parametrize("loss", ["tis", "gspo"])
+def test_a_step_on_stale_rollouts_has_the_gradient_of_each_sequence_alone(loss: str) -> None:
+    made = learner(optimizer_steps=1, micro_batch_tokens=90, loss=loss)
+    fresh, wanted = plain_gradient(made, groups()), plain_gradient(made, groups(), behaviour=weights(1))
+    watched = Watched(made)
+    made.learn(replace(TASK, behaviours={1: weights(1)}), of_age(1, groups()))
+    assert float((fresh - wanted).abs().max()) > 1e-3
+    torch.testing.assert_close(watched.gradients[0], wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_each_rollout_is_compared_with_the_version_that_made_it() -> None:
+    """Rollouts of three versions share rows; the figures and the first step's weights follow from each alone."""
+    made, versions, given = learner(optimizer_steps=2), {1: weights(1), 2: weights(2)}, groups(6)
+    aged = [replace(group, age=number % 3) for number, group in enumerate(given)]
+    before, apart = made.model.flat.clone(), list[Tensor]()
+    for group in aged:
+        other = made.model.over(versions[group.age].float() if group.age else before)
+        rollouts = [member.rollout for member in group.members]
+        apart += [plain_logp(made.model, each) - plain_logp(other, each) for each in rollouts]
+    task = replace(TASK, behaviours=versions)
+    batches = made._compared(aged, task)
+    assert torch.equal(made.model.flat, before), "the weights are those of before"
+    found = np.sort(np.concatenate([batch.log_ratios() for batch in batches]))
+    log_ratio = torch.cat(apart).double()
+    np.testing.assert_allclose(found, log_ratio.sort().values, atol=2e-5)
+    learnt, ratio = made.learn(task, aged), log_ratio.exp()
+    held = ratio.clamp(max=2.0)
+    wanted = [(ratio - 1 - log_ratio).mean(), (ratio > 2).double().mean(), held.sum() ** 2 / (held**2).sum() / len(held)]
+    assert learnt.staleness is not None and learnt.staleness.kl > 0.01
+    assert [*vars(learnt.staleness).values()] == pytest.approx(list(map(float, wanted)), rel=1e-4)
+
+
+def test_without_stale_rollouts_truncated_importance_sampling_is_clipping() -> None:
+    clip, tis = (compute(learner(loss=loss), groups()) for loss in ("clip", "tis"))
+    assert clip[1] == tis[1] and replace(tis[0], staleness=None) == clip[0]
+    assert tis[0].staleness is not None and [*vars(tis[0].staleness).values()] == [0.0, 0.0, 1.0]
+    stale = of_age(2, groups())
+    assert compute(learner(loss="clip"), stale)[1] == clip[1], "clipping knows no age"
+    assert compute(learner(loss="tis"), stale, replace(TASK, behaviours={2: weights(2)}))[1] != clip[1]
+
+
+def test_batches_of_versions_that_are_not_held_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = [replace(group, batch=1) for age in (None, 2) for group in of_age(age, groups(seed=1))]
+    made = {
+        loss: compute(learner(loss=loss), [*groups(), *lacking], replace(TASK, behaviours={1: weights(1)}))
+        for loss in LOSSES
+    }
+    alone = {loss: compute(learner(loss=loss), groups()) for loss in LOSSES}
+    assert [made[loss][1] == alone[loss][1] for loss in LOSSES] == [False, True, True]
+    assert [made[loss][0].left_out for loss in LOSSES] == [0, 1, 1]
+    assert [made[loss][0].groups for loss in LOSSES] == [12, 12, 12], "their rewards count"
+    assert "1 batch is left out" in capsys.readouterr().err
+
+
 def test_same_work_gives_the_same_bytes_and_theta_is_never_written() -> None:
     one, other = compute(learner(), groups()), compute(learner(), groups())
     assert one == other and one[0].norm > 0
@@ -148,7 +235,7 @@ def test_every_completion_is_in_one_batch_and_batches_differ_from_version_to_ver
 
     def rows(order: int) -> list[list[tuple[int, ...]]]:
         found = []
-        for packed in made._batches(groups(), order):
+        for packed in map(made._packed, made._parts(groups(), order)):
             numbers = sorted({int(number) for number in packed.documents.flat if number >= 0})
             found.append([tuple(packed.targets[packed.documents == number].tolist()) for number in numbers])
         return found

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from protocol.formats.model import ModelConfig
+from protocol.formats.results import PolicyFigures
 from protocol.formats.rl import RlConfig
 from tests.trainer import small
 from tests.trainer.generate import vllm_stand_in
@@ -203,11 +204,17 @@ def run(trainer: Worker) -> RolloutWorker:
 
 
 def learnt_from(
-    run: RolloutWorker, trainer: Worker, path: Path, reference: str = "", tell: Callable[[list[Tried]], None] | None = None
+    run: RolloutWorker,
+    trainer: Worker,
+    path: Path,
+    reference: str = "",
+    tell: Callable[[list[Tried]], None] | None = None,
+    version: int | None = 2,
 ) -> tuple[Done, bytes]:
-    """What the third round learns from a batch, and its contribution."""
+    """What the third round learns from a batch of this version, and its contribution."""
     out = memoryview(bytearray(trainer.layout.payload_bytes))
-    task, learner = Task(3, [], 1, 3, [path.name], str(path.parent), reference), Learner(run.config, trainer.work)
+    task = Task(3, [], 1, 3, [path.name], str(path.parent), reference, versions=[version])
+    learner = Learner(run.config, trainer.work)
     done = run.learn(task, learner, small.theta(), out, lambda *_: False, tell or (lambda tried: None))
     return done, bytes(out)
 
@@ -222,10 +229,21 @@ def test_a_batch_is_made_judged_and_learned_from(run: RolloutWorker, trainer: Wo
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
     assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
     assert not tried, "only problems of the crowd are counted"
+    assert learnt.policy is not None and learnt.policy.left_out == 0
     best, typical = learnt.answers
     assert best.reward >= typical.reward and best.prompt and typical.prompt
     texts = {trainer.tokenizer.decode([token for token in each.output if token]) for each in rollouts}
     assert {best.text, typical.text} <= texts
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_a_batch_of_weights_that_are_not_held_teaches_nothing_but_has_its_reward(
+    run: RolloutWorker, trainer: Worker, tmp_path: Path, version: int | None
+) -> None:
+    run.generate(SORTED, tmp_path / "batch")
+    (known, _), (learnt, data) = (learnt_from(run, trainer, tmp_path / "batch", version=each) for each in (2, version))
+    assert learnt.policy == PolicyFigures(None, left_out=1) and data == trainer.layout.zeros()
+    assert learnt.reward == known.reward and learnt.answers == known.answers
 
 
 def no_two_the_same() -> Callable[[Problem, Sequence[str]], float]:

@@ -82,7 +82,12 @@ MOST_BATCHES, MAX_ROLLOUTS = 512, 4096
 
 
 def test_what_is_said_at_once_fits_into_a_frame() -> None:
-    names = {"rollouts": ["ab" * 32] * MOST_BATCHES, "rollouts_in": "/" * 4096, "reference": "/" * 4096}
+    names = {
+        "rollouts": ["ab" * 32] * MOST_BATCHES,
+        "versions": [1 << 40] * MOST_BATCHES,
+        "rollouts_in": "/" * 4096,
+        "reference": "/" * 4096,
+    }
     assert frames.pack({"id": 1 << 30, "do": "compute", "task": names})
     problems = {"problems": [(1 << 40) - 1] * MAX_ROLLOUTS, "run": "ab" * 32, "peer": "1" * 60}
     assert frames.pack({"id": 1 << 30, "do": "verify", "task": problems, "path": "/" * 4096})
