@@ -60,5 +60,5 @@ def test_the_last_line_is_the_table_as_json(
     assert receipts.main(arguments) == receipts.main(arguments) == 0
     assert len(ran) == 2, "finished runs are kept"
     table = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert table["false"] == {"rows": 0, "mean": 0} and [row["case"]["cheat"] for row in table["rows"]] == ["", "zeros"]
+    assert not any(table["false"].values()) and [row["case"]["cheat"] for row in table["rows"]] == ["", "zeros"]
     assert table["rows"][1]["cheats"]["mean"]["found"] == 1
