@@ -17,7 +17,7 @@ from protocol.formats.rl import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import RejectionReason
 
-LENGTH, COUNT = 256, 4
+LENGTH, COUNT = 256, 6
 SMALL = ModelConfig(tied=False, rope_base=500_000.0, **{**SHAPE, "layers": 1, "dim": 64, "ffn": 96})
 RUN = Run(SMALL, parameters(SMALL), LENGTH)
 RATE = RlConfig().shortfall_rate
@@ -30,7 +30,7 @@ WRITTEN = {
     "at a chunk's end": ("\nAnswer: 42", 123),
     "at the end": ("\nAnswer: 42", LENGTH - 11),
     "a word at the end": (" yes", LENGTH - 4),
-    "a digit near the end": ("7", LENGTH - 30),
+    "three digits near the end": ("427", LENGTH - 30),
     "two digits near the end": ("42", LENGTH - 14),
     "the box of an answer": ("\\boxed{42}", LENGTH - 40),
     "a line": ("\n#### 42\n", LENGTH - 100),
@@ -76,9 +76,12 @@ def test_long_outputs_of_honest_peers_of_any_precision_and_batch_are_accepted() 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [*WRITTEN, "spread"])
 def test_an_answer_written_into_a_long_output_is_refused(where: str) -> None:
+    made, (_, begin) = forgeries()[where], WRITTEN.get(where, ("", 0))
+    reasons = [RejectionReason.BAD_SAMPLING if len(each.output) > begin else None for each in made]
+    assert any(reasons), "an output that ends before the place is as it was"
     for dtype in PRECISIONS:
-        judged = judge(RUN, forgeries()[where], dtype=dtype)
-        assert [(each.reason, each.sure) for each in judged] == [(RejectionReason.BAD_SAMPLING, True)] * COUNT
+        judged = judge(RUN, made, dtype=dtype)
+        assert [(each.reason, each.sure) for each in judged] == [(reason, True) for reason in reasons]
 
 
 @pytest.mark.slow
