@@ -68,7 +68,7 @@ def _single(status: PeerStatus) -> Iterator[tuple[type[Gauge] | type[Counter], s
     aside = sum(bool(each.set_aside) for each in status.swarm)
     yield Gauge, "members_set_aside", "Members whose receipts were not right, by this peer's audits.", aside
     text = "Tokens that others claimed for the rounds of theirs that this peer audited, with a verdict."
-    yield Counter, "audited_tokens", text, sum(each.audited_tokens for each in status.swarm)
+    yield Gauge, "audited_tokens", text, sum(each.audited_tokens for each in status.swarm)
     yield Gauge, "members", "Members of the last round.", len(status.members)
     yield Gauge, "round_tokens", "Tokens of all members in the last round.", status.tokens
     yield Gauge, "steps", "Inner steps done in the running round.", status.steps

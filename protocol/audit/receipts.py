@@ -120,8 +120,10 @@ def drawn_rows(
 
 
 def _rows_of(random: Random, places: Sequence[int], rows: int, width: int) -> list[DrawnRows]:
-    each = min(width, -(-rows // len(places)))
-    return [DrawnRows(place, tuple(sorted(random.sample(range(width), each)))) for place in places]
+    few, more = divmod(rows, len(places))
+    counts = [min(width, few + (number < more)) for number in range(len(places))]
+    drawn = (tuple(sorted(random.sample(range(width), count))) for count in counts)
+    return [DrawnRows(place, some) for place, some in zip(places, drawn, strict=True) if some]
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -125,13 +125,13 @@ class RlConfig(Section):
     # Our choice, as the four fields after it.
     exchange_rate: Share = 0.03
     """Share of honest tokens that are not the sampling's choice at a validator, per unit of 1 - sum p^2."""
-    mantissa_rate: Mantissa = 2.0
+    mantissa_rate: Mantissa = 6.0
     """Mean difference of mantissas over an honest peer's chunks."""
     same_shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
     """shortfall_rate between peers that compute in the same precision; the smaller of the two counts."""
     same_exchange_rate: Share = 0.03
     """exchange_rate between peers that compute in the same precision; the smaller of the two counts."""
-    same_mantissa_rate: Mantissa = 2.0
+    same_mantissa_rate: Mantissa = 6.0
     """mantissa_rate between peers that compute in the same precision; the smaller of the two counts."""
 
     def _problems(self) -> Problems:

@@ -56,8 +56,8 @@ FETCH_S, LATE_S, SLOWEST_BYTES_PER_S = 30.0, 2.0, 32 << 10
 they count as late if they arrive after the round."""
 PIECE_BYTES = 1 << 16
 """Bytes of receipts in one answer: a slow line is not held for long."""
-PATIENCE = 2.0
-"""Times that the rows of an audit may take what they took in training, once the round is over."""
+PATIENCE, MOST_S = 2.0, 20.0
+"""Times that the rows of an audit may take what they took in training, once the round is over, and most seconds of that."""
 MOST_FETCHES = 4
 """Members whose receipts are fetched at a time."""
 
@@ -264,7 +264,7 @@ class ReceiptAudits:
         """
         self._is_closing = True
         rows = max((len(each) // RECEIPT_BYTES for each in [*self._own.values()][-1:]), default=0)
-        with trio.move_on_after(trained_s * min(1.0, PATIENCE * (FIRST.cost + SECOND.cost) / max(1, rows))):
+        with trio.move_on_after(min(MOST_S, trained_s * PATIENCE * FIRST.cost / max(FIRST.cost, rows))):
             await self._idle.wait()
 
     def _has_rows(self, base: Base, peer: PeerId) -> bool:
@@ -279,6 +279,8 @@ class ReceiptAudits:
         self._book.spend(draw)  # not if the round has ended meanwhile
         if draw is FIRST and verdict(rows, level) is ReceiptVerdict.SUSPECT:
             self._book.note_suspect(peer)
+            if self._is_closing:
+                return  # the second draw has time in a later round
             rows, level = await self._look(trainer, last, member, claimed, SECOND)
             self._book.spend(SECOND)
         result, alike = verdict(rows, level), mean_of(rows)

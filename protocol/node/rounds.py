@@ -115,6 +115,7 @@ class RunningRound:
         self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=abstains)
         self._over = trio.Event()
         self._outcome: Outcome | None = None
+        self._trained_s = 0.0
         self._begun, self._computed_s = now - ahead_s, 0.0
         """Time when the training for this round began, without waits before the round; and seconds until its exchange."""
 
@@ -128,7 +129,8 @@ class RunningRound:
                 nursery.start_soon(self._tick)
                 nursery.start_soon(self._contribute)
                 await self._over.wait()
-                await self._audits.close(self._computed_s)
+                if isinstance(self._outcome, Commit):
+                    await self._audits.close(self._trained_s)
                 nursery.cancel_scope.cancel()
         finally:
             self._remember_stalls()
@@ -295,7 +297,9 @@ class RunningRound:
     async def _contribute(self) -> None:
         state = await self._contributor.name_state()
         self.inbox.note(StateHashed(state))
+        begun = trio.current_time()
         contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
+        self._trained_s = trio.current_time() - begun
         if contribution is not None:
             await self._say_ready(contribution, state)
             if not self._replica.manifest.is_streamed:  # there the trainer trains on

@@ -5,8 +5,8 @@ share 1 / (n (n + 1)) of its capital is put in. These shares add up to 1. So a p
 begins to cheat, or that alternates, has lost only the capital put in earlier: an alarm after n checks needs n (n + 1) times
 the growth of an alarm from the start, which is 2 ln n more in the logarithm. The mean over kinds of deviation, over their
 stakes and over the beginnings is one test: the wealth of an honest peer ever reaches `ALARM` with a probability of at most
-1 / `ALARM`, over any number of checks (Ville 1939). A plain floor under the wealth would find alternating peers as well, but
-its guarantee would be a false alarm in `ALARM` checks on average, for each peer, for ever.
+1 / `ALARM`, over any number of checks between two restarts (Ville 1939). A plain floor under the wealth would find
+alternating peers as well, but its guarantee would be a false alarm in `ALARM` checks on average, for each peer, for ever.
 
 All precisions share one wealth: each growth was computed with the bounds for the stated precision and ours, so a peer gains
 nothing by changing the precision that it states.

@@ -58,7 +58,8 @@ class SelectedBatches:
 class Selection:
     """Selection of batches at one trainer.
 
-    wanted: number of batches for a round.  reference: the reference weights, in a run with a KL term.
+    wanted: number of batches for a round.  reference: the reference weights, in a run with a KL term.  compares: True if the
+    loss compares the policy with the one that made the tokens.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class Selection:
         trainer: SharedTrainer,
         wanted: int,
         reference: Reference | None = None,
+        *,
+        compares: bool = False,
     ) -> None:
+        self._compares = compares
         self._session, self._pool, self._files, self._trainer, self.wanted = session, pool, files, trainer, wanted
         self._tasks, self.reference = trainer.tasks, reference
         self._hurried, self._begun = False, 0.0
@@ -141,8 +145,12 @@ class Selection:
         return 1 if self._hurried else self.wanted
 
     def _usable(self, round: int) -> list[PooledBatch]:
-        """Return the unused batches whose tasks the trainer process has."""
-        return [batch for batch in self._pool.usable(round) if self._trainer.has_tasks(batch.body.version)]
+        """Return the unused batches whose tasks the trainer process has, and whose version if the loss needs it.
+
+        A process that has just started has the newest version alone; it would learn nothing from earlier batches.
+        """
+        known = [batch for batch in self._pool.usable(round) if self._trainer.has_tasks(batch.body.version)]
+        return [batch for batch in known if not self._compares or self._version(round, batch) is not None]
 
     def note_death(self, chosen: SelectedBatches) -> None:
         """Note that the trainer process died while it learned from these batches."""

@@ -98,10 +98,9 @@ class TrustScores:
         return {peer: known.wealth for peer, known in self._known.items() if known.wealth.checks}
 
     def recall(self, wealth: Mapping[PeerId, Wealth]) -> None:
-        """Take over the wealth from before a restart; a peer beyond the alarm is set aside again."""
+        """Take over the wealth from before a restart; a peer beyond the alarm is set aside again after its next check."""
         for peer, each in wealth.items():
-            known = self._of(peer)
-            known.wealth, known.aside = each, known.aside or each.reason
+            self._of(peer).wealth = each
 
     def reproduced(self, author: PeerId, rejecting: Collection[PeerId], electors: frozenset[PeerId]) -> bool:
         """Note that several peers rejected a batch of `author`; return True if `author` must be set aside.

@@ -235,8 +235,7 @@ class RolloutWorker:
 
         Raises ValueError if the version is not kept.
         """
-        dtype = self._verifying_dtype(assignment.precision)
-        model = Decoder(self._model, self._device, self._weights(assignment.version).to(dtype), self._base)
+        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype), self._base)
         places = list(_places(assignment))
         try:
             rollouts = decode_batch(path.read_bytes())
@@ -244,7 +243,7 @@ class RolloutWorker:
             return [Judged(RejectionReason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
             return [Judged(RejectionReason.WRONG_PROMPT, "the batch does not have the assigned rollouts")] * len(places)
-        verifier = Verifier(model, self._environment, self._tokenizer, self.config, _precision(dtype))
+        verifier = Verifier(model, self._environment, self._tokenizer, self.config, self.precision)
         return verifier.verify(assignment, rollouts, between)
 
     def learn(
@@ -340,15 +339,8 @@ class RolloutWorker:
 
     @property
     def precision(self) -> Precision:
-        """Precision of the matrix products that generate."""
-        return _precision(self._dtype)
-
-    def _verifying_dtype(self, stated: Precision) -> torch.dtype:
-        """Return the precision in which a batch of this stated precision is verified: the same if the device is fast in it.
-
-        CPUs compute products in bf16 some 50 times more slowly, and a frozen model is loaded in one precision.
-        """
-        return torch.float32 if stated is Precision.FLOAT32 and self._base is None else self._dtype
+        """Precision of the matrix products that generate and verify."""
+        return Precision(str(self._dtype).removeprefix("torch."))
 
     def _weights(self, version: int) -> Tensor:
         if version not in self.versions:
@@ -418,10 +410,6 @@ class RolloutWorker:
         problem, turns = self._forms.read(rollout)
         solved = self._environment.score(problem, turns)
         return scored(rollout, solved, self._environment.target(rollout.problem), self.config.length_weight)
-
-
-def _precision(dtype: torch.dtype) -> Precision:
-    return Precision(str(dtype).removeprefix("torch."))
 
 
 def _places(assignment: Assignment) -> Iterator[tuple[int, int]]:

@@ -55,6 +55,7 @@ def a_selection(
     lock: TrainerLock | None = None,
     batches: int = 2,
     reference: Any = None,
+    compares: bool = False,
 ) -> Selection:
     """Ann's, who has these batches and a trainer process with all tasks."""
     session: Any = SimpleNamespace(me=ANN.peer_id)
@@ -66,7 +67,7 @@ def a_selection(
         has_tasks=lambda version: True,
         holds=lambda version, tip: (version, tip) == HELD,
     )
-    return Selection(session, pool, BlobStore(Disk(), folder), trainer, batches, reference)
+    return Selection(session, pool, BlobStore(Disk(), folder), trainer, batches, reference, compares=compares)
 
 
 def a_batch(number: int) -> PooledBatch:
@@ -117,6 +118,9 @@ async def test_the_trainer_is_told_whose_weights_it_has_and_lacks_those_of_anoth
     async with selection.chosen(4, lambda why, detail: None) as chosen:
         found = {batch.body.number: version for batch, version in zip(chosen.batches, chosen.versions, strict=True)}
         assert found == {0: 3, 1: None, 2: 4}, "weights that are trained now are there in any case"
+    selection = a_selection(tmp_path, [held, other, fresh], batches=2, compares=True)
+    async with selection.chosen(4, lambda why, detail: None) as chosen:
+        assert {batch.body.number for batch in chosen.batches} == {0, 2}, "the other one would teach nothing, and be used up"
 
 
 async def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
