@@ -220,7 +220,7 @@ class ReceiptAudits:
         try:
             with self._guard.watch(peer, "receipts"):
                 claimed = await self._fetch(peer, member, size)
-                if claimed is not None and member in self._chosen:
+                if claimed is not None and member in self._chosen and not self._is_closing:
                     self._fetched[peer] = claimed
                 elif claimed is not None:
                     if trio.current_time() - began > LATE_S + size / SLOWEST_BYTES_PER_S:
@@ -275,14 +275,14 @@ class ReceiptAudits:
     async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes) -> None:
         peer, round = PeerId(member.peer), last.base.round + 1
         draw = self._book.next_draw(peer)
+        self._book.spend(draw)
         rows, level = await self._look(trainer, last, member, claimed, draw)
-        self._book.spend(draw)  # not if the round has ended meanwhile
         if draw is FIRST and verdict(rows, level) is ReceiptVerdict.SUSPECT:
             self._book.note_suspect(peer)
             if self._is_closing:
                 return  # the second draw has time in a later round
-            rows, level = await self._look(trainer, last, member, claimed, SECOND)
             self._book.spend(SECOND)
+            rows, level = await self._look(trainer, last, member, claimed, SECOND)
         result, alike = verdict(rows, level), mean_of(rows)
         self._session.emit(ContributionAudited(last.record.round, peer, result.value, _rounded(alike), _rounded(level)))
         if result is not ReceiptVerdict.NONE:

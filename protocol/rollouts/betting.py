@@ -79,6 +79,8 @@ def _log_sum(logs: Sequence[float]) -> float:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+MOST_CHECKS = 1 << 40
+"""Bound on the checks in a file."""
 MOST_KEPT = 256
 """Most peers whose wealth is on disk: those with the highest wealth."""
 
@@ -109,7 +111,7 @@ class WealthFile:
 
 def _decoded(values: object) -> Wealth:
     match values:
-        case [int(checks), *logs] if checks > 0:
+        case [int(checks), *logs] if type(checks) is int and 0 < checks < MOST_CHECKS:
             numbers = tuple(each for each in logs if isinstance(each, float))
             if len(logs) == len(numbers) and is_growth(numbers):
                 return Wealth(checks, numbers)

@@ -128,13 +128,14 @@ class TrustScores:
         """Return the peer to forget in favour of the newest.
 
         If more than half of the peers are set aside, it is the first of these.  Otherwise it is the peer with the shortest
-        clean history among the peers that are not set aside.
+        clean history among the peers that are not set aside, and without evidence if there are any: keys are free, and
+        must not push evidence out.
         """
         aside = [peer for peer, known in self._known.items() if known.aside]
         if len(aside) > MAX_KNOWN // 2:
             return aside[0]
         others = [peer for peer, known in self._known.items() if not known.aside and peer != newest]
-        return min(others, key=lambda peer: self._known[peer].clean)
+        return min(others, key=lambda peer: (self._known[peer].wealth.log > 0, self._known[peer].clean))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
