@@ -88,6 +88,7 @@ class AuditRoom:
         with trio.move_on_after(ROUND_S):
             await self.audits.run()
             await trio.sleep_forever()
+        await self.audits.close(0.0)
 
     async def rounds_until_aside(self, answer: Answer, most: int, *, pause_s: float = FETCH_S) -> int | None:
         """Play at most so many rounds in which Ann answers like this; return the one in which she is set aside.
@@ -193,6 +194,11 @@ async def test_who_committed_to_no_receipts_is_set_aside_after_some_rounds(stage
 async def test_an_answer_after_the_round_counts_in_part_and_nobody_is_asked_twice_at_a_time(stage: Stage) -> None:
     late = sends(TRUE, after_s=ROUND_S + 1)
     assert await AuditRoom(stage).rounds_until_aside(late, 99, pause_s=0) == 2 * MOST_WITHHELD / LATE
+
+
+async def test_an_answer_between_two_rounds_is_late_as_well(stage: Stage) -> None:
+    late = sends(TRUE, after_s=ROUND_S + 1)
+    assert await AuditRoom(stage).rounds_until_aside(late, 99, pause_s=2) == MOST_WITHHELD / LATE
 
 
 async def test_a_member_without_a_connection_is_blamed_in_part_and_only_if_the_next_record_names_it(stage: Stage) -> None:
