@@ -263,6 +263,8 @@ class ReceiptAudits:
         trained_s: the seconds in which we trained on the rows of our newest receipts.
         """
         self._is_closing = True
+        if self._idle.is_set():
+            return
         rows = max((len(each) // RECEIPT_BYTES for each in [*self._own.values()][-1:]), default=0)
         with trio.move_on_after(min(MOST_S, trained_s * PATIENCE * FIRST.cost / max(FIRST.cost, rows))):
             await self._idle.wait()

@@ -152,7 +152,7 @@ def test_replies_go_into_the_output_as_not_made_and_the_model_goes_on() -> None:
         return said.get(turns[request.id])
 
     ends = tuple(range(7, 300, 40))
-    wanted = [Request(each.id, each.prompt, each.key, 90, ends) for each in requests(CONFIG, 5, seed=2)]
+    wanted = [Request(each.id, each.prompt, each.key, 90, ends) for each in requests(CONFIG, 5, seed=3)]
     written = []
     for request in wanted:
         written.append(write(CONFIG, FLAT, request, reply=reply))
