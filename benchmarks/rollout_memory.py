@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ PROMPT, OUTPUT = 64, 192
 
 def config_of(name: str, kl_weight: float) -> TrainingConfig:
     """Return a run whose sequences have at most PROMPT + OUTPUT tokens."""
-    rl = {"prompts": 2, "group_size": 16, "max_tokens": OUTPUT, "row_tokens": PROMPT + OUTPUT, "optimizer_steps": 1}
+    rl = {"group_size": 16, "max_tokens": OUTPUT, "row_tokens": PROMPT + OUTPUT, "optimizer_steps": 1}
     model = SHAPES[name] | {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
     inner = {
         "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0, "z_loss": 0.0,
@@ -41,7 +42,8 @@ def config_of(name: str, kl_weight: float) -> TrainingConfig:
     data = {"sequence_length": 64, "sequences_per_step": 1}
     return TrainingConfig.from_sections(
         {"seed": 0, "model": model, "data": data, "inner": inner, "inner_steps": 1,
-         "chunk_parameters": 1 << 16, "rl": rl | {"micro_batch_tokens": 1024, "kl_weight": kl_weight}, "environment": "long"}
+         "chunk_parameters": 1 << 16, "codec": "int4", "rl": rl | {"micro_batch_tokens": 1024, "kl_weight": kl_weight},
+         "environment": "long"}
     )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def _long_prompts() -> Environment:
     from trainer.environments.environment import Environment, Problem
 
     class Long(Environment):
-        """Environment with long prompts, and a score by the first letter, so that rewards differ."""
+        """Environment with long prompts, and a score by a sum of the text, so that rewards differ."""
 
         size = 16
 
@@ -57,7 +59,7 @@ def _long_prompts() -> Environment:
             return Problem(index, chr(97 + index) * PROMPT, None)
 
         def score(self, problem: Problem, turns: Any) -> float:
-            return float(len(turns) > 0 and ord((turns[0] or "a")[0]) % 2)
+            return float(zlib.crc32("".join(turns).encode()) % 2)
 
         def solution(self, problem: Problem) -> tuple[str, ...]:
             return ("",)
@@ -104,7 +106,9 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
         rollouts.verify(assignment, batch)
         learner = Learner(config.rl, trains.work)
         (reference := folder / "reference").write_bytes((theta.view(np.uint32) >> 16).astype("<u2").tobytes())
-        learner.compute(LearnTask(0, 0, reference), rollouts.groups([batch]), theta, memoryview(out))
+        groups = [replace(group, age=1) for group in rollouts.groups([batch])]
+        task = LearnTask(0, 0, reference, {1: rollouts.versions[version - 1]})
+        assert learner.compute(task, groups, theta, memoryview(out)).steps, "it has something to learn from"
     print(json.dumps({"peak": _peak_bytes() - 4 * config.model.parameters, "parameters": config.model.parameters}))
 
 

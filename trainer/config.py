@@ -22,6 +22,8 @@ SLOTS = 32
 """Default number of sequences generated at a time."""
 SPARE_VERSIONS = 2
 """Versions kept besides the `max_async` older versions that rollouts may use: the newest, and one about to be dropped."""
+CHOICES = 1 << 22
+"""Logits whose tokens are verified together; each needs about 50 bytes for noise and sums."""
 
 
 class SourceConfig(Section):

@@ -21,7 +21,7 @@ from kernels.weight_format import WeightFormat
 from protocol.formats.adapter import PROJECTIONS, projections
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
-from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
+from trainer.config import CHOICES, SLOTS, SPARE_VERSIONS, TrainingConfig
 
 MB = 1 << 20
 EXIT_NO_MEMORY = 4
@@ -116,7 +116,7 @@ def trainer_memory(config: TrainingConfig, setup: TrainerSetup, work: TrainerWor
     """Estimate a trainer's memory; for several ranks, the host memory of all, and the memory of each GPU.
 
     Only RL runs have other work than training; RL trainers also verify, and only trainers have several ranks. Rank 0 keeps
-    the versions of an RL run, and verifies.
+    the versions of an RL run, in the computer's memory, and verifies.
     """
     if config.adapter is not None and setup.offload:
         again = config.model.layers if setup.device != "cpu" else 0
@@ -142,8 +142,8 @@ def _work_memory(
     versions = (rl.max_async + SPARE_VERSIONS) * 2 * config.parameters
     match work:
         case TrainerWork.GENERATE:
-            # the weights, on a CPU also the next ones; a sequence has at most as many tokens as a row, in which it is packed
-            weights = (2 * 4 if is_cpu else 2) * config.parameters + frozen
+            # a sequence has at most as many tokens as a row, in which it is packed
+            weights = width * config.parameters + frozen
             passing = PREFILL_TOKENS * _passing_values(model) * 4 + SLOTS * model.vocab * CHOICE_BYTES
             generating = weights + _cache_bytes(model, SLOTS * (rl.row_tokens + 2), width) + passing
             found = [_with_processes(setup, 0, generating)]
@@ -159,7 +159,7 @@ def _work_memory(
             beside = (idle.host + verifying, 0) if is_cpu else (idle.host, idle.device + verifying)
             found = [reading, _with_processes(setup, state, step), TrainerMemory(*beside)]
     host, device = max(each.host for each in found), max(each.device for each in found)
-    return TrainerMemory(host + versions, 0) if is_cpu else TrainerMemory(host, device + versions)
+    return TrainerMemory(host + versions, device)
 
 
 def _compares(rl: RlConfig) -> bool:
@@ -376,10 +376,10 @@ def generator_memory(model: ModelConfig, length: int, device: str) -> TrainerMem
 
 
 def _verifying_bytes(config: TrainingConfig, rl: RlConfig, width: int) -> int:
-    """Return the memory of verifying: an fp32 copy of a version if needed, and a pass over some rollouts."""
-    model, weights = config.model, 4 * config.parameters if width == 4 else 0
+    """Return the memory of verifying: a copy of a version for the products, and a pass over some rollouts."""
+    model, weights = config.model, width * config.parameters
     tokens = max(rl.micro_batch_tokens, rl.row_tokens)
-    judged = min(rl.max_tokens, tokens) * model.vocab * (CHOICE_BYTES + 16)
+    judged = max(model.vocab, min(CHOICES, tokens * model.vocab)) * (CHOICE_BYTES + 32)
     return weights + tokens * _passing_values(model) * 4 + judged
 
 

@@ -118,7 +118,10 @@ class Generator(ABC):
 
     @abstractmethod
     def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n).  Raises ValueError while a request waits or runs."""
+        """Complete later requests with these parameters (n), on any device and in any precision.
+
+        Raises ValueError while a request waits or runs.
+        """
 
     @abstractmethod
     def advance(self) -> list[Completion]:

@@ -34,6 +34,7 @@ from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, com
 from protocol.formats.bets import Growth
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import Precision, RlConfig
+from trainer.config import CHOICES
 from trainer.data.tokens import Tokenizer
 from trainer.device import is_gpu
 from trainer.environments.environment import Environment, Problem, read_turns
@@ -307,8 +308,6 @@ class BatchBounds:
 CPU_TOKENS = 2048
 """Tokens that a CPU computes at once; the values of a layer for more tokens would not fit in its caches."""
 MAX_DETAIL = 200
-CHOICES = 1 << 22
-"""Number of logits processed together; each needs about 40 bytes for noise and sums."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class RolloutWorker:
     """Rollout worker of one run on one device.
 
     versions: bf16 parameters (n) by version number, for the newest `max_async` + `SPARE_VERSIONS`; in a run with an adapter,
-    its factors.
+    its factors.  They wait in the computer's memory: on the device is only what a generator or a verification uses.
 
     Factors are kept in bf16 too, though fp32 would take little memory: a GPU's products and vLLM take them in bf16, so a CPU
     that computed with fp32 factors would have other weights, and would use up some of its proofs' tolerance.
@@ -195,7 +195,7 @@ class RolloutWorker:
 
         Later versions belong to an abandoned branch. If they were kept, this version would be evicted as the oldest.
         """
-        weights = torch.empty(len(theta), dtype=torch.bfloat16, device=self._device)
+        weights = torch.empty(len(theta), dtype=torch.bfloat16)
         load(theta, weights)
         self.versions = {kept: its for kept, its in self.versions.items() if kept < version} | {version: weights}
         if self._loaded not in self.versions or self._loaded == version:
@@ -235,7 +235,8 @@ class RolloutWorker:
 
         Raises ValueError if the version is not kept.
         """
-        model = Decoder(self._model, self._device, self._weights(assignment.version).to(self._dtype), self._base)
+        weights = self._weights(assignment.version).to(self._device, self._dtype)
+        model = Decoder(self._model, self._device, weights, self._base)
         places = list(_places(assignment))
         try:
             rollouts = decode_batch(path.read_bytes())
@@ -361,7 +362,7 @@ class RolloutWorker:
             engine = self._engine[1]
             engine.temperature = self.config.temperature
             if self._loaded != version:
-                engine.load(weights.to(self._dtype))
+                engine.load(weights)
                 self._loaded = version
         except Exception as error:  # any exception of vLLM
             if self._wanted is not GeneratorName.AUTO:
