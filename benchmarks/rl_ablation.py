@@ -9,6 +9,7 @@ it.  All runs of a seed start from the same parameters.  All combinations of the
     clip       two (delta 4), or one side only (PPO's: delta infinite)
     filters    on: problems that are solved too rarely or too often at the start are left out, and groups without a
                difference; or off
+    eps        clip range
 
 The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers than
 the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The difference to
@@ -89,14 +90,17 @@ class Cell:
 
     def is_done(self, run: Run) -> bool:
         """Return True if a finished run is this one."""
-        return run["variant"] == asdict(self.variant) and (run["lr"], run["seed"]) == (self.lr, self.seed)
+        return Variant(**run["variant"]) == self.variant and (run["lr"], run["seed"]) == (self.lr, self.seed)
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     """Return the runs of a table, seed by seed; without staleness `tis` is `clip`, bit by bit."""
     sides, filters = (side == "two" for side in options.clip), (each == "on" for each in options.filters)
-    variants = itertools.product(options.losses, [*sides], [*filters], options.staleness)
-    named = [Variant("clip" if loss == "tis" and not stale else loss, side, on, stale) for loss, side, on, stale in variants]
+    variants = itertools.product(options.losses, [*sides], [*filters], options.staleness, options.eps)
+    named = [
+        Variant("clip" if loss == "tis" and not stale else loss, side, on, stale, eps)
+        for loss, side, on, stale, eps in variants
+    ]
     return [Cell(each, lr, seed) for seed in options.seeds for lr in options.lr for each in dict.fromkeys(named)]
 
 
@@ -128,7 +132,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for (lr, variant), by_seed in sorted(cells.items(), key=lambda each: (each[0][0], [*asdict(each[0][1]).values()])):
         fresh_loss = "clip" if variant.loss == "tis" else variant.loss
-        fresh = cells.get((lr, Variant(fresh_loss, variant.two_sided, variant.filters)), {})
+        fresh = cells.get((lr, replace(variant, loss=fresh_loss, staleness=0)), {})
         apart = [by_seed[seed]["final"] - fresh[seed]["final"] for seed in sorted(by_seed.keys() & fresh.keys())]
         error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else None
         some = [by_seed[seed] for seed in sorted(by_seed)]
@@ -144,7 +148,17 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    names = ["lr", "loss", "clip", "filters", "staleness", "start", "at the end, mean (each seed)", "against staleness 0"]
+    names = [
+        "lr",
+        "loss",
+        "clip",
+        "filters",
+        "staleness",
+        "eps",
+        "start",
+        "at the end, mean (each seed)",
+        "against staleness 0",
+    ]
     names += ["lowest of the last half", "clipped", "truncated", "effective", "KL to the behaviour", "dropped", "entropy"]
     print(f"| {' | '.join(names)} |")
     print("|---" * len(names) + "|")
@@ -158,7 +172,8 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         lost += "" if row["error"] is None else f" ± {row['error']:.3f}"
         clip, filters = "two-sided" if row["two_sided"] else "one-sided", "on" if row["filters"] else "off"
         cells = [
-            f"{row['lr']:g}", row["loss"], clip, filters, str(row["staleness"]), f"{statistics.fmean(row['start']):.2f}",
+            f"{row['lr']:g}", row["loss"], clip, filters, str(row["staleness"]), f"{row['eps']:g}",
+            f"{statistics.fmean(row['start']):.2f}",
             f"{statistics.fmean(row['final']):.3f} ({each})", lost, f"{row['lowest']:.2f}", share(row["clipped"]),
             share(row["truncated"]), share(row["effective"]),
             "" if row["behaviour_kl"] is None else f"{row['behaviour_kl']:.4f}", share(row["dropped"]),
@@ -175,6 +190,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--clip", nargs="+", default=["two"], choices=["two", "one"], help="sides on which ratios are clipped"
     )
     parser.add_argument("--filters", nargs="+", default=["on"], choices=["on", "off"])
+    parser.add_argument("--eps", type=float, nargs="+", default=[RL.eps], help="clip ranges")
     parser.add_argument("--lr", type=float, nargs="+", default=[RL.lr], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--task", default="reverse", help="reverse, count, or an environment as MODULE:CLASS")

@@ -167,12 +167,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of training.  staleness: the age of the rollouts' parameters, in versions."""
+    """A variant of training.  staleness: the age of the rollouts' parameters, in versions.  eps: as in a run's `[rl]`."""
 
     loss: PolicyLossName = "clip"
     two_sided: bool = True
     filters: bool = True
     staleness: int = 0
+    eps: float = RlConfig().eps
 
 
 @dataclass
@@ -192,7 +193,8 @@ class Trial:
     def __post_init__(self) -> None:
         rl = self.settings.rl
         delta = rl.delta if self.variant.two_sided else math.inf
-        changes = {"loss": self.variant.loss, "delta": delta, "drop_zero_advantage": self.variant.filters}
+        changes = {"loss": self.variant.loss, "eps": self.variant.eps, "delta": delta}
+        changes["drop_zero_advantage"] = self.variant.filters
         self.config = rl.model_copy(update=changes)
         self.generator = torch.Generator().manual_seed(self.seed)
         layouts = layouts_for(self.settings.model.parameters)

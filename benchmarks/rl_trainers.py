@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.diloco_bench import F32, apply_mean, layouts_for, rule_named
+from benchmarks.diloco_bench import F32, OuterRule, apply_mean, layouts_for, rule_named
 from benchmarks.rl_ablation import MODEL, RL, task_named
 from benchmarks.rl_bench import LAST, Settings, Task, Trial, Variant, decoder, judge, warm_start
+from kernels.outer_step import of_rollouts
 from protocol.formats.rl import PolicyLossName
 from trainer.rl.learner import Learner, LearnTask
 
@@ -52,7 +53,7 @@ class Rounds(Trial):
     def run(self, warm: torch.Tensor) -> float:
         """Run rounds from the warm parameters on; return the reward at the end."""
         theta: F32 = warm.numpy().copy()
-        momentum, rule, layouts = np.zeros_like(theta), rule_named(self.outer), layouts_for(len(theta))
+        momentum, rule, layouts = np.zeros_like(theta), rule_of(self.outer), layouts_for(len(theta))
         self.learner.model.flat.copy_(warm)
         problems, pick = self._problems(), random.Random(self.seed)
         past: deque[F32] = deque([theta.copy()], maxlen=self.variant.staleness + 1)
@@ -78,6 +79,11 @@ class Rounds(Trial):
 
     def _reward(self, theta: F32) -> float:
         return judge(self.learner.model.over(torch.from_numpy(theta)), self.task, self.settings)
+
+
+def rule_of(outer: str) -> OuterRule:
+    """Return the outer step of rounds that learn from rollouts ("auto"), or "RATE/MOMENTUM" for any trainers."""
+    return (lambda tokens, steps, agreement: of_rollouts(tokens, agreement)) if outer == "auto" else rule_named(outer)
 
 
 @dataclass(frozen=True)

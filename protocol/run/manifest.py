@@ -22,7 +22,7 @@ from kernels.aggregate import Rule, agreement_of, weights_of
 from kernels.codecs.ladder import LADDER, Codec, CodecName
 from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length, fragment_spans
 from kernels.mixture import MixturePhase, RowMixture
-from kernels.outer_step import MEAN, OuterStep, automatic
+from kernels.outer_step import OuterStep, automatic, of_rollouts
 from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
 from protocol.formats.rl import RlConfig
@@ -565,9 +565,9 @@ class RunManifest(Section, Body):
         """
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
-        if self.learns_from_rollouts(round):
-            return MEAN
         weights, agreement = weights_of(self.aggregation, tokens), agreement_of(result, self.layouts.result)
+        if self.learns_from_rollouts(round):
+            return of_rollouts(weights, agreement)
         return automatic(weights, self.rounds.inner_steps, LADDER[self.codec], agreement)
 
     def trainer_sections(self) -> dict[str, Any]:
