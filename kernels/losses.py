@@ -319,12 +319,15 @@ def policy_loss(
         CLIP  r = exp(logp - old_logp), w = 1
         TIS   r = exp(logp - old_logp), w = min(exp(old_logp - behaviour_logp), `TRUNCATION`)
         GSPO  r = exp(mean over the sequence's counted tokens of logp - behaviour_logp), w = 1; eps times
-              sqrt(`GSPO_TOKENS` / n) for a sequence of n > `GSPO_TOKENS` counted tokens
+              `GSPO_TOKENS` / n for a sequence of n > `GSPO_TOKENS` counted tokens
 
-    The mean of n log-ratios that vary apart from each other spreads as 1 / sqrt(n), and with it GSPO's range; the paper has
-    one range for outputs of one length. Sources: GRPO is from DeepSeekMath (Shao et al. 2024, section 4.1). The mean over
-    all tokens, and the bound `delta` on the ratios of tokens with a negative advantage, are from INTELLECT-2 (Prime
-    Intellect 2025, section on two-sided GRPO clipping). k3 is from Schulman ("Approximating KL divergence", 2020).
+    If the policy is free at a few tokens of a sequence only, whatever its length, the mean of its n log-ratios spreads as
+    1 / n, and with it GSPO's range (measured by `python -m benchmarks.rl_ablation`).  So outputs of 2000 tokens have the
+    4e-4 of the paper, which has one range for outputs of one length.
+
+    Sources: GRPO is from DeepSeekMath (Shao et al. 2024, section 4.1). The mean over all tokens, and the bound `delta` on
+    the ratios of tokens with a negative advantage, are from INTELLECT-2 (Prime Intellect 2025, section on two-sided GRPO
+    clipping). k3 is from Schulman ("Approximating KL divergence", 2020).
 
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.
     """
@@ -463,7 +466,7 @@ def _sequence_ratios(logp_t: Tensor, tokens: PolicyTokens, eps: float) -> _Limit
     sums_s.index_add_(0, tokens.sequences, (logp_t - behaviour_t).where(tokens.mask, 0.0))
     lengths_s.index_add_(0, tokens.sequences, tokens.mask.to(logp_t.dtype))
     ratio_s = (sums_s / lengths_s.clamp(min=1)).clamp(max=LARGEST_LOG_RATIO).exp()
-    eps_s = eps * (GSPO_TOKENS / lengths_s.clamp(min=GSPO_TOKENS)).sqrt()
+    eps_s = eps * GSPO_TOKENS / lengths_s.clamp(min=GSPO_TOKENS)
     return _LimitedRatios(ratio_s[tokens.sequences], eps_s[tokens.sequences])
 
 

@@ -66,7 +66,7 @@ class RlConfig(Section):
     loss: PolicyLossName = "tis"
     """Policy loss: "clip" compares with the trained version, "tis" and "gspo" also with the one that made the tokens."""
     eps: Decay = 0.2
-    """Ratios of new to old probability count between 1 - eps and 1 + eps; with "gspo", for n > 4 tokens, eps sqrt(4 / n)."""
+    """Ratios of new to old probability count between 1 - eps and 1 + eps; with "gspo", for n > 4 tokens, 4 eps / n."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
     """Limit on the ratios of tokens with a negative advantage."""
     # Our choice; PRIME-RL's default, which the reference run's file does not change, is 0.001.
