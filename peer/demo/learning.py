@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -93,6 +93,23 @@ A_LINE = 4
 """Versions whose counts share a line."""
 
 
+@dataclass(frozen=True)
+class _LearnedVersion:
+    """Rollouts behind a version.
+
+    reward: their mean, 0 to 1.  behaviour_kl: divergence of the trained policy from the one that made them, nats a token;
+    None if it is not known.
+    """
+
+    reward: float
+    rollouts: int
+    behaviour_kl: float | None
+
+    def distance(self) -> list[str]:
+        """Return the divergence in words, if it is known."""
+        return [] if self.behaviour_kl is None else [f"KL {self.behaviour_kl:.4f} to the policy that made them"]
+
+
 class Learning:
     """Aim of a cast with rollout peers and validators, as `Training` is of trainers; only the trainer's events count.
 
@@ -106,12 +123,10 @@ class Learning:
         self._environment, self._warm = manifest.rl.environment, manifest.rl.warm_rounds
         self._task = solved_task(self._environment)
         self._peers: dict[str, str] = {}
-        self._learned: dict[int, tuple[float, int]] = {}
-        """Mean reward and number of the rollouts behind a round's contribution, by round."""
-        self._rewards: dict[int, float] = {}
-        """Mean reward of the committed versions, by round."""
-        self._rollouts: dict[int, int] = {}
-        """Number of rollouts behind each committed version, by round."""
+        self._learned: dict[int, _LearnedVersion] = {}
+        """Rollouts behind a round's contribution, by round."""
+        self._versions_made: dict[int, _LearnedVersion] = {}
+        """Rollouts behind each committed version, by round."""
         self._comparison: Comparison | None = None
         self._committed = 0
         self._accepted, self._rejected = set[str](), set[str]()
@@ -124,7 +139,7 @@ class Learning:
     @property
     def rewards(self) -> list[float]:
         """Mean reward of each version's rollouts so far, 0 to 1."""
-        return [self._rewards[round] for round in sorted(self._rewards)]
+        return [self._versions_made[round].reward for round in sorted(self._versions_made)]
 
     @property
     def has_warmed_up(self) -> bool:
@@ -148,8 +163,8 @@ class Learning:
         if member.part.role is not Role.TRAINER:
             return
         match event:
-            case ev.RolloutsUsed(round, rollouts=int(rollouts), reward=float(reward)):
-                self._learned[round] = reward, rollouts
+            case ev.RolloutsUsed(round, rollouts=int(rollouts), reward=float(reward), behaviour_kl=kl):
+                self._learned[round] = _LearnedVersion(reward, rollouts, kl)
             case ev.RoundCommitted(round):
                 self._commit(round)
             case ev.BatchDecided(root=root, verdict="accepted"):
@@ -164,10 +179,10 @@ class Learning:
 
     def _commit(self, round: int) -> None:
         self._committed = max(self._committed, round + 1)
-        if round in self._learned and round not in self._rewards:
-            self._rewards[round], self._rollouts[round] = self._learned[round]
-            reward, rollouts = number(self._rewards[round]), self._rollouts[round]
-            self.news.append(f"{self._version_words()}: reward {reward} ({rollouts} rollouts), {self._batches()}")
+        if round in self._learned and round not in self._versions_made:
+            made = self._versions_made[round] = self._learned[round]
+            told = [f"reward {number(made.reward)} ({made.rollouts} rollouts)", *made.distance(), self._batches()]
+            self.news.append(f"{self._version_words()}: {', '.join(told)}")
         elif round < self._warm:
             self.news.append(f"warm-up round {round + 1} of {self._warm}, on solved examples")
 
@@ -177,7 +192,7 @@ class Learning:
 
     @property
     def _is_over(self) -> bool:
-        versions, wanted = len(self._rewards), self._versions
+        versions, wanted = len(self._versions_made), self._versions
         return (versions >= wanted and not self._undetected()) or versions >= max(MOST_VERSIONS, wanted)
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -191,14 +206,14 @@ class Learning:
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
         """See `Training.headline`."""
-        if not self._rewards:
+        if not self._versions_made:
             return f"warm-up, {self._committed} of {self._warm} rounds, {duration(seconds)}"
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
         return f"{self._version_words()}, reward {number(self.rewards[-1])} {curve} {self._batches()}, {duration(seconds)}"
 
     def _version_words(self) -> str:
         """Return the number of the newest version, beside the planned number of versions unless it is larger."""
-        made = len(self._rewards)
+        made = len(self._versions_made)
         return f"version {made} of {self._versions}" if made <= self._versions else f"version {made}"
 
     def remark(self, name: str) -> str:
@@ -215,10 +230,11 @@ class Learning:
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
         words = [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
         return [
-            f"{len(self._rewards)} versions out of rollouts in {duration(seconds)}",
+            f"{len(self._versions_made)} versions out of rollouts in {duration(seconds)}",
             *(self._compared(self._comparison) if self._comparison is not None else []),
             f"by version      reward (of so many rollouts, with problems of their own)  {curve}",
             *(f"                {', '.join(words[start : start + A_LINE])}" for start in range(0, len(words), A_LINE)),
+            *(f"off policy      {each}, mean over the versions" for each in self._mean_distance()),
             f"batches         {self._batches()}",
             *(f"set aside       {each['name']}: {clean(each['reason'], 120)}" for each in self._ejected()),
         ]
@@ -245,16 +261,14 @@ class Learning:
         return max(0, measured.rounds - self._warm)
 
     def _by_version(self) -> list[dict[str, Any]]:
-        return [
-            {"version": place, "rollouts": self._rollouts[round], "reward": self._rewards[round]}
-            for place, round in enumerate(sorted(self._rewards), start=1)
-        ]
+        made = self._versions_made
+        return [{"version": place, **asdict(made[round])} for place, round in enumerate(sorted(made), start=1)]
 
     def fields(self, seconds: float) -> dict[str, Any]:
         """See `Training.fields`."""
         compared = self._comparison
         return {
-            "versions": len(self._rewards),
+            "versions": len(self._versions_made),
             "seconds": round(seconds, 1),
             "start": self._measured_fields(compared.start) if compared is not None else None,
             "end": self._measured_fields(compared.end) if compared is not None else None,
@@ -285,10 +299,14 @@ class Learning:
         if honest:
             return f"{', '.join(honest)} was set aside and is honest, {REPORT}"
         undetected = self._undetected()
-        cheats, versions = ", ".join(undetected), len(self._rewards)
+        cheats, versions = ", ".join(undetected), len(self._versions_made)
         return f"{cheats} cheats and was not found out in {versions} versions, {REPORT}" if undetected else ""
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _mean_distance(self) -> list[str]:
+        known = [made.behaviour_kl for made in self._versions_made.values() if made.behaviour_kl is not None]
+        return _LearnedVersion(0.0, 0, fmean(known)).distance() if known else []
 
     def _ejected(self) -> list[dict[str, str]]:
         return [

@@ -83,7 +83,7 @@ class Stage:
 
     def version(self, reward: float | None) -> None:
         round = self.warm + len(self.aim.rewards)
-        self.says("trainer", ev.RolloutsUsed(round, ["aa"], 64, reward, ""), committed(round))
+        self.says("trainer", ev.RolloutsUsed(round, ["aa"], 64, reward, "", behaviour_kl=reward / 10), committed(round))
 
     @property
     def over(self) -> bool:
@@ -121,8 +121,8 @@ def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:
     stage.aim.conclude(Comparison(start, end))
     fields = stage.aim.fields(9.0)
     assert fields["by_version"] == [
-        {"version": 1, "rollouts": 64, "reward": 0.3},
-        {"version": 2, "rollouts": 64, "reward": 0.2},
+        {"version": 1, "reward": 0.3, "rollouts": 64, "behaviour_kl": 0.03},
+        {"version": 2, "reward": 0.2, "rollouts": 64, "behaviour_kl": 0.02},
     ]
     sample = {"prompt": "sort 21", "answer": "21", "score": 0.0}
     assert fields["start"] == {"version": 0, "reward": 0.5, "problems": 4, "rollouts": 8, "sample": sample}
@@ -130,7 +130,7 @@ def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:
     assert fields["gain_error"] == pytest.approx(0.408 / 2, abs=0.001), "of four differences: 1, 0.5, 0.5, 0"
     text = "\n".join(stage.aim.lines(9.0, unicode=False))
     assert "0.500 at version 0 (8 rollouts) -> 1.000 at version 2 (8 rollouts)" in text and "NOT" not in text
-    assert "sort 21 -> 21: wrong" in text and "sort 21 -> 12: right" in text
+    assert "sort 21 -> 21: wrong" in text and "sort 21 -> 12: right" in text and "KL 0.0250 to the policy" in text
 
 
 @pytest.mark.parametrize(
