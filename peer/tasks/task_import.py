@@ -35,7 +35,7 @@ from protocol.formatting import many
 from protocol.run.sections import MAX_FILE_BYTES
 from trainer.data.strict_json import parsed
 from trainer.environments.answers import BOX, answer_of_solution, is_words, plain_answer, quantity_in
-from trainer.environments.records import MAX_PROMPT_BYTES, MAX_TASKS, read_task
+from trainer.environments.records import MAX_LINE_BYTES, MAX_PROMPT_BYTES, MAX_TASKS, read_task
 from trainer.environments.task_file import digest_of
 
 COLUMNS = (
@@ -54,10 +54,8 @@ REQUEST = 'End with "Answer:" and the answer{}.'
 WITH_UNIT = " with its unit"
 """Sentence that is added to a prompt, because an answer in the middle of a text does not count.  `WITH_UNIT` fills it."""
 
-_IMAGE = re.compile(r"!\[[^\]\n]*\]\(|<img\b|\\includegraphics\b", re.IGNORECASE)
-_CHOICES = re.compile(
-    r"\(A\).*\(B\)|\bA[.)].*\bB[.)]|\\text(?:bf|rm)?\s*\{\s*\(?A\b.*\\text(?:bf|rm)?\s*\{\s*\(?B\b", re.DOTALL
-)
+_IMAGE = re.compile(r"!\[[^\]\n]{0,200}\]\(|<img\b|\\includegraphics\b", re.IGNORECASE)
+_CHOICES = [re.compile(rf"\({letter}\)|\b{letter}[.)]|\\text(?:bf|rm)?\{{\s?\(?{letter}\b") for letter in "AB"]
 _LETTER = re.compile(r"\(?[A-H]\)?")
 _TWO_VALUES = {"yes", "no", "true", "false"}
 _SEVERAL = re.compile(r";|\bor\b|\band\b|\([12ab]\)|\b[12ab]\)|[①-⑨]|\n", re.IGNORECASE)
@@ -251,6 +249,8 @@ _UNIQUE = ("prompt", "problem_id")
 
 def _written(record: Mapping[str, Any], raw: RawRow, options: ImportOptions) -> tuple[bytes, str]:
     """Return the line of a row's task, and the class of its verification.  Raises `OmittedRow` or `UnknownLayout`."""
+    if any(isinstance(value, str) and len(value) > MAX_LINE_BYTES for value in record.values()):
+        raise OmittedRow(Omission.LONG)
     for name, value in record.items():
         if not isinstance(value, str | int | float) and not (name == "verification_info" and isinstance(value, Mapping)):
             raise UnknownLayout(f"its field {name} is nested; write it as one text or number")
@@ -262,10 +262,10 @@ def _written(record: Mapping[str, Any], raw: RawRow, options: ImportOptions) -> 
         task = _question(record, options)
     else:
         _unknown(record)
-    if _IMAGE.search(task["prompt"]):
-        raise OmittedRow(Omission.IMAGE)
     if len(task["prompt"].encode(errors="replace")) > options.longest:
         raise OmittedRow(Omission.LONG)
+    if _IMAGE.search(task["prompt"]):
+        raise OmittedRow(Omission.IMAGE)
     kept = {name: record[name] for name in ("problem_id", "solve_rate", "samples") if name in record}
     named = {"problem_id": f"file {raw.file}, row {raw.row}", **kept}
     line = json.dumps({**named, **task}).encode() + b"\n"
@@ -355,10 +355,12 @@ def _task(question: str, answer: str, solution: str, options: ImportOptions) -> 
 
 def _kind_of(question: str, right: str) -> str:
     """Return the task type for a right answer without marks.  Raises `OmittedRow` if no other answer could be compared."""
-    if right.lower() in _TWO_VALUES or (_LETTER.fullmatch(right) and _CHOICES.search(question)):
+    if right.lower() in _TWO_VALUES or (_LETTER.fullmatch(right) and _has_choices(question)):
         raise OmittedRow(Omission.CHOICE)
     if quantity_in(right) is not None:
         return "numeric_answer"
+    if not right or len(right) > MAX_FORMULA_CHARACTERS:
+        raise OmittedRow(Omission.UNCHECKED)
     if _SEVERAL.search(right):
         raise OmittedRow(Omission.SEVERAL)
     if right.isalpha() or is_words(right):
@@ -366,6 +368,12 @@ def _kind_of(question: str, right: str) -> str:
             raise OmittedRow(Omission.UNCHECKED)
         return "exact_answer"
     words = re.findall(r"[^\W\d_]{3,}", _COMMAND.sub(" ", right))
-    if not right or len(right) > MAX_FORMULA_CHARACTERS or len(words) > MAX_WORDS:
+    if len(words) > MAX_WORDS:
         raise OmittedRow(Omission.UNCHECKED)
     return "verifiable_math"
+
+
+def _has_choices(question: str) -> bool:
+    """Return True for a question that lists choice A and, after it, choice B."""
+    first = _CHOICES[0].search(question)
+    return first is not None and _CHOICES[1].search(question, first.end()) is not None

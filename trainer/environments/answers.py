@@ -250,7 +250,7 @@ def unit_at_end(text: str) -> str:
 
 
 _ARROW = re.compile(r"\\(?:to|(?:long|Long)?(?:left)?[rR]ightarrow|implies|iff)\b|[=-]>|[→⇒⟹]")
-_WORDS = re.compile(r"[^0-9\\=^_{}+*/<>|]*?[A-Za-z]{4,}[^0-9\\=^_{}+*/<>|]*")
+_WORD, _SIGN = re.compile(r"[A-Za-z]{4}"), re.compile(r"[0-9\\=^_{}+*/<>|]")
 _OPERATION = re.compile(
     r"[+*!]|\^(?!\s*\{?\s*\\circ)|(?<=[0-9A-Za-z)}\]])\s*-|\\(?:cdot|times|div|pm|sum|prod|int|binom|[dt]?binom|log|ln|sqrt)\b"
 )
@@ -258,7 +258,7 @@ _OPERATION = re.compile(
 
 def is_words(text: str) -> bool:
     """Return True for an answer in words, which a comparison of formulas would take for products of letters."""
-    return _WORDS.fullmatch(text) is not None
+    return _WORD.search(text) is not None and _SIGN.search(text) is None
 
 
 def is_evasive(right: str, said: str) -> bool:

@@ -31,6 +31,7 @@ NUMINA = [
     {"problem": "Show this.", "answer": "2", "question_type": "proof"},
     {"problem": "Which?", "answer": "B", "question_type": "MCQ"},
     {"problem": "Which? (A) 1 (B) 2", "answer": "B", "question_type": "other"},
+    {"problem": "Say " + "(A)" * 20_000, "answer": "C", "question_type": "math-word-problem"},
     {"problem": "Is it?", "answer": "Yes", "question_type": "math-word-problem"},
     {"problem": "See ![](https://example.org/a.png)", "answer": "3", "question_type": "math-word-problem"},
     {"problem": "Faulty", "answer": "3", "question_type": "math-word-problem", "problem_is_valid": "Incomplete"},
@@ -65,6 +66,7 @@ def test_rows_of_numina_become_tasks_or_are_left_out_with_the_reason(tmp_path: P
         ("numeric_answer", "\\frac{1}{2}"),
         ("verifiable_math", "2\\sqrt{2}"),
         ("exact_answer", "Monday"),
+        ("exact_answer", "C"),
     ]
     assert tasks[0]["prompt"] == '1+1?\nEnd with "Answer:" and the answer.'
     assert tasks[2]["prompt"].endswith("and the answer with its unit.")
@@ -73,7 +75,7 @@ def test_rows_of_numina_become_tasks_or_are_left_out_with_the_reason(tmp_path: P
         Omission.CHOICE: 3, Omission.PROOF: 2, Omission.UNANSWERED: 2, Omission.SEVERAL: 2, Omission.IMAGE: 1,
         Omission.FAULTY: 1, Omission.UNCHECKED: 1, Omission.REPEATED: 1, Omission.LONG: 1,
     }  # fmt: skip
-    assert done.told().startswith("14 of 20 rows: 3 with choices to guess from, 2 that ask for a proof, 2 ")
+    assert done.told().startswith("14 of 21 rows: 3 with choices to guess from, 2 that ask for a proof, 2 ")
 
 
 def test_solutions_of_gsm8k_are_read_from_a_data_set_of_hugging_face(
