@@ -20,7 +20,7 @@ from tests.peer.corpora.test_inputs import stand_in
 from trainer.environments.records import read_task
 
 VALID = {"problem_is_valid": "Yes", "solution_is_valid": "Yes", "source": "olympiads", "synthetic": False}
-NUMINA = [
+NUMINA: list[dict[str, Any]] = [
     {"problem": "1+1?", "answer": "2", "question_type": "math-word-problem"},
     {"problem": "How dear?", "answer": "\\$ 1,000.00", "question_type": "math-word-problem"},
     {"problem": "How far?", "answer": "$5 \\mathrm{~km}$", "question_type": "math-word-problem"},
