@@ -1,6 +1,7 @@
-"""`peer tasks`: lists, offers, admits and removes sets of tasks from the crowd.
+"""`peer tasks`: imports and rates tasks; lists, offers, admits and removes sets of tasks from the crowd.
 
-Before a run or an offer, `peer tasks rate` measures how often a model solves the tasks of a file.
+`peer tasks import` writes a file of tasks from a published data set. Before a run or an offer, `peer tasks rate` measures
+how often a model solves the tasks of a file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.tasks.checking import Checked
+    from peer.tasks.task_import import ImportedTasks
 
 FETCH_TIMEOUT_S = 300.0
 _count = whole_number(1, 1 << 20)
@@ -34,7 +36,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "tasks",
-        "rate tasks; show, offer, admit and remove sets of tasks from the crowd",
+        "import and rate tasks; show, offer, admit and remove sets of tasks from the crowd",
         run_list,
         epilog="For runs with rollouts: anybody can offer a set; the organiser admits it; sets that teach nothing fall out.",
     )
@@ -68,6 +70,21 @@ def register(subparsers: Subparsers) -> None:
     )
     remove = add_command(group, "remove", "as the organiser: stop using the problems of a set", run_remove)
     option(remove, "id ID", "the beginning of the set's ID, 6 digits or more")
+    importing = add_command(
+        group,
+        "import",
+        "write a file of tasks from a data set: Parquet, JSON, a table, a folder of these, or hf:OWNER/NAME",
+        run_import,
+        epilog="Reads the layouts of SYNTHETIC-1, NuminaMath-1.5, MATH and GSM8K.  Rows without an answer that can be "
+        "checked are left out, and counted by the reason.  No peer has to run.",
+    )
+    option(importing, "source INPUT", "file, folder, or hf:OWNER/NAME[:CONFIG][@SPLIT]")
+    option(importing, "--out FILE", "a new file for the tasks", required=True)
+    option(importing, "--most N", "maximum number of tasks (default: as many as fit into 64 MiB)", type=_count)
+    option(importing, "--every N", "take every N-th usable row, for a smaller sample (1)", type=_count, default=1)
+    option(importing, "--rows N", "rows that are read of each file (default: all)", type=whole_number(1, 1 << 23))
+    option(importing, "--longest BYTES", "longest prompt that is taken (65536)", type=whole_number(1, 64 << 10))
+    option(importing, "--request TEXT", "sentence added to each prompt without a request for a form of the answer")
     rate = add_command(
         group,
         "rate",
@@ -144,6 +161,48 @@ def run_rate(args: argparse.Namespace) -> int:
         print(f"file        {target}")
         print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
     return ExitCode.OK
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Write the tasks of a data set to a file, and print their kinds, and what was left out."""
+    from peer.corpora.inputs import HUB
+    from peer.tasks.task_import import ImportOptions, import_tasks
+    from protocol.formatting import size
+
+    source = args.source if args.source.startswith(HUB) else Path(args.source).absolute()
+    target = Path(args.out).absolute()
+    if target.exists() or not target.parent.is_dir():
+        raise PeerError(f"{target} exists, or its folder is missing; give another --out", ExitCode.INPUT)
+    given = {"most": args.most, "longest": args.longest, "request": args.request}
+    options = ImportOptions(
+        rows=args.rows, every=args.every, **{name: value for name, value in given.items() if value is not None}
+    )
+    progress = _ImportProgress()
+    done = import_tasks(source, target, options, progress.say)
+    print(f"tasks       {done.tasks}: {_kinds(done.kinds)}")
+    print(f"left out    {done.told()}")
+    if done.is_full:
+        print("not read    the rest of the input: the file is full; `--every N` takes a sample of all rows")
+    print(f"file        {target}, {size(done.size_bytes)}")
+    print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
+    return ExitCode.OK
+
+
+class _ImportProgress:
+    """Report of an import: one line on a terminal, otherwise a line for each tenth of the input, or each 100 000 rows."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def say(self, done: ImportedTasks) -> None:
+        """Report progress as `peer.tasks.task_import.OnImport` describes."""
+        share = "" if done.share is None else f"{done.share:.0%}, "
+        text = f"{share}{done.rows} rows read, {done.tasks} tasks"
+        if sys.stderr.isatty():
+            print(f"\r{text}", end="\n" if done.share == 1 else "", file=sys.stderr, flush=True)
+        elif (step := done.rows // 100_000 if done.share is None else int(10 * done.share)) > self._told:
+            self._told = step
+            print(text, file=sys.stderr, flush=True)
 
 
 class _Progress:

@@ -97,8 +97,9 @@ class FieldSelection:
     least, most: limits on the characters of a text.  where: allowed values of fields, as texts.  most_rows: rows that are
     read of each input, from its beginning; None for all.  keep_repeated: True to keep documents with the text of another,
     all in one split; None to keep the first.  read_as: name of a `Form` in which every file of text is read; None for the
-    form of its content.  leave_out: patterns of files in folders that are left out.  words: words for all options of the
-    build in remedies.
+    form of its content.  leave_out: patterns of files in folders that are left out.  columns: columns that are read of a
+    file with columns, instead of the ones that the other fields name; none of them may be nested.  words: words for all
+    options of the build in remedies.
     """
 
     text: str = "text"
@@ -110,6 +111,7 @@ class FieldSelection:
     keep_repeated: bool | None = None
     read_as: str | None = None
     leave_out: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
     words: OptionWords = OptionWords()
 
 

@@ -218,8 +218,20 @@ class OpenedFile:
         """Yield the decompressed content."""
         return chunks_of(self.file, self.note)
 
-    def columns(self, names: list[str]) -> list[str] | None:
-        """Return the columns that the build reads; [] if the column of the text is missing, and None for all."""
+    def columns(self, schema: Any) -> list[str] | None:
+        """Return the columns that the build reads; [] if the column of the text is missing, and None for all.
+
+        schema: columns of the file, as the library describes them.  Raises `BrokenFile` for a nested column among those that
+        the options name.
+        """
+        names = schema.names
+        if (chosen := self.options.fields.columns) is not None:
+            arrow: Any = importlib.import_module("pyarrow")
+            for name in (found := [name for name in chosen if name in names]):
+                if schema.get_field_index(name) < 0 or arrow.types.is_nested(kind := schema.field(name).type):
+                    told = "appears twice" if names.count(name) > 1 else f"is nested ({kind})"
+                    raise BrokenFile(f"its column {name} {told:.80}; write it as one text or number")
+            return found
         if self.options.tokens.kind is not CorpusKind.TEXT:
             return None
         fields = self.options.fields
@@ -350,7 +362,7 @@ def _from_parquet(opened: OpenedFile) -> Iterator[Content]:
     with _broken(arrow, "it is not a readable Parquet file"):
         file = parquet.ParquetFile(opened.file, pre_buffer=False, buffer_size=PARQUET_BUFFER_BYTES)
     with file:
-        columns = opened.columns(file.schema_arrow.names)
+        columns = opened.columns(file.schema_arrow)
         if columns == []:
             yield from _without_column(opened, file.schema_arrow.names, file.metadata.num_rows)
             return
@@ -370,7 +382,7 @@ def _from_arrow(opened: OpenedFile) -> Iterator[Content]:
     with _broken(arrow, "it is not a readable Arrow file"):
         file = ipc.open_file(opened.file) if is_file else ipc.open_stream(opened.file)
     names = file.schema.names
-    columns = opened.columns(names)
+    columns = opened.columns(file.schema)
     with _broken(arrow, "the file breaks off"):
         for number, batch in enumerate(map(file.get_batch, range(file.num_record_batches)) if is_file else file, 1):
             if columns == []:

@@ -1,4 +1,4 @@
-"""Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1, with strict checks and bounded sizes.
+r"""Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1, with strict checks and bounded sizes.
 
 A line is an object with `task_type`, `prompt`, `verification_info`, and optionally `problem_id` (by default the line's
 number), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.
@@ -7,14 +7,15 @@ number), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dat
 For each task type it contains:
 
 * `exact_answer`: `ground_truth`, the text of the answer.
-* `numeric_answer`: `ground_truth`, a number or a string that contains one, and optionally `tolerance`.
+* `numeric_answer`: `ground_truth`, a number or a string that contains one, with a unit or a dollar sign if it has one, and
+  optionally `tolerance`.
 * `verifiable_math`: `ground_truth`, LaTeX or plain, compared as mathematics (math-verify).
 * `verifiable_code`: `language` ("python") and `test_cases`, each
   `{"type": "stdin_stdout", "input": text, "output": text}` or
   `{"type": "function_call", "fn_name": name, "input": [argument, …], "output": value}`.
 
 A line may also be `{"prompt": text, "answer": text or number}`, or with `question` for `prompt`. An answer that ends in
-`#### 42` is a solution, as in GSM8K. Numbers become a `numeric_answer`, other texts an `exact_answer`.
+`#### 42` or contains a box (`\boxed{42}`) is a solution. Numbers become a `numeric_answer`, other texts an `exact_answer`.
 
 The first two types are our own; the others are as published. `solve_rate` is the mean score, 0 to 1, over a number `samples`
 of a model's answers. A run may leave out a task because of its solve rate (`SolveRates`). Tasks are data: no part of a task
@@ -24,13 +25,13 @@ is ever executed.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from trainer.data.strict_json import parsed
+from trainer.environments.answers import Quantity, answer_of_solution, quantity_in
 
 MAX_LINE_BYTES = 1 << 20
 MAX_TASKS = 1_000_000
@@ -41,17 +42,6 @@ MAX_CASES = 64
 MAX_CASE_BYTES = 256 << 10
 MAX_SAMPLES = 1 << 20
 """Maximum number of answers from which a solve rate was measured."""
-NUMBER = re.compile(
-    r"[+-]?([0-9]{1,60}(\.[0-9]{1,60})?|\.[0-9]{1,60}|[1-9][0-9]{0,2}(,[0-9]{3}){1,19}(\.[0-9]{1,60})?)([eE][+-]?[0-9]{1,3})?"
-    r"|[+-]?[0-9]{1,60}/[0-9]{1,60}"
-)
-"""Pattern of the numbers that are read: decimals and fractions, with a bounded number of digits.
-
-A point is the decimal point. A comma may only separate thousands, because "1,5" may be a decimal, a list or a slip.
-"""
-MINUS = "\u2212"
-"""The typographic minus sign, which is read as a hyphen."""
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Byte order mark, which some editors write before UTF-8 text."""
 
@@ -77,10 +67,11 @@ class ExactAnswer:
 
 @dataclass(frozen=True)
 class NumericAnswer:
-    """Verification that the answer is a number, at most `tolerance` away from this one."""
+    """Verification that the answer is a number, at most `tolerance` away from this one, with this unit; empty for none."""
 
     value: Fraction
     tolerance: Fraction
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ def read_task(line: bytes, number: int = 1) -> TaskRecord:
     if solution is None and isinstance(verification, ExactAnswer | MathsAnswer):
         solution = verification.text
     if solution is None and isinstance(verification, NumericAnswer):
-        solution = str(verification.value)
+        solution = f"{verification.value} {verification.unit}".rstrip()
     name = number if record.get("problem_id") is None else record["problem_id"]
     is_number = type(name) is int and abs(name) < 10**18
     named = str(name) if is_number else _text(record, "problem_id", MAX_NAME_BYTES)
@@ -190,15 +181,13 @@ EXAMPLE = (
     '{"task_type": "numeric_answer", "prompt": "What is 3 + 4?  End with Answer: and the number.", "verification_info": '
     '{"ground_truth": 7}}'
 )
-STATED_AT_END = re.compile(r"####\s*(.+?)\s*\Z", re.DOTALL)
-"""Pattern of the last line of a solution in GSM8K, which contains the answer."""
 
 
 def _in_our_form(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a record with a `prompt` or `question` and an `answer`, as in GSM8K, to the form of tasks.
 
-    The answer is a number or text, or a solution whose last line is "#### 42".  Other fields are left out.  Raises
-    ValueError with an example of a task for a record without a task type in another form.
+    The answer is a number or text, or a solution with the answer in its last line, "#### 42", or in a box.  Other fields are
+    left out.  Raises ValueError with an example of a task for a record without a task type in another form.
     """
     if "task_type" in record or "verification_info" in record:
         return record
@@ -209,11 +198,11 @@ def _in_our_form(record: Mapping[str, Any]) -> Mapping[str, Any]:
             f"write, for example, {EXAMPLE}"
         )
     text = answer if isinstance(answer, str) else str(answer)
-    stated = STATED_AT_END.search(text)
+    stated = answer_of_solution(text)
     right = (stated[1] if stated is not None else text).strip()
-    kind = "exact_answer" if number_in(right) is None else "numeric_answer"
+    kind = "exact_answer" if quantity_in(right) is None else "numeric_answer"
     kept = {name: record[name] for name in ("problem_id", "solve_rate", "samples") if name in record}
-    solution = {} if stated is None else {"gold_standard_solution": f"{text[: stated.start()].rstrip()}\nAnswer: {right}"}
+    solution = {} if stated is None else {"gold_standard_solution": f"{stated[0]}\nAnswer: {right}"}
     return {"task_type": kind, "prompt": prompt, "verification_info": {"ground_truth": right}, **solution, **kept}
 
 
@@ -228,17 +217,6 @@ def _solve_rate(record: Mapping[str, Any]) -> float | None:
     return None if rate is None else float(rate)
 
 
-def number_in(text: str) -> Fraction | None:
-    """Parse a text as a number; return None if it is not a number or has too many digits (`NUMBER`)."""
-    text = text.strip().replace(MINUS, "-")
-    if not NUMBER.fullmatch(text):
-        return None
-    try:
-        return Fraction(text.replace(",", ""))
-    except ZeroDivisionError:
-        return None
-
-
 def _ground_truth(info: Mapping[str, Any]) -> str:
     _check_fields("verification_info", info, {"ground_truth"}, set())
     return _text(info, "ground_truth", MAX_PROMPT_BYTES)
@@ -246,10 +224,11 @@ def _ground_truth(info: Mapping[str, Any]) -> str:
 
 def _read_numeric(info: Mapping[str, Any]) -> Verification:
     _check_fields("verification_info", info, {"ground_truth"}, {"tolerance"})
-    tolerance = _number(info, "tolerance") if "tolerance" in info else Fraction(0)
-    if tolerance < 0:
-        raise ValueError("tolerance is negative")
-    return NumericAnswer(_number(info, "ground_truth"), tolerance)
+    tolerance = _number(info, "tolerance") if "tolerance" in info else Quantity(Fraction(0))
+    if tolerance.value < 0 or tolerance.unit:
+        raise ValueError("tolerance is negative" if tolerance.value < 0 else "tolerance has a unit; give a number")
+    right = _number(info, "ground_truth")
+    return NumericAnswer(right.value, tolerance.value, right.unit)
 
 
 def _read_code(info: Mapping[str, Any]) -> Verification:
@@ -337,11 +316,11 @@ def _check_text(name: str, value: str) -> int:
         raise ValueError(f"{name} contains half a character (a lone surrogate)") from error
 
 
-def _number(record: Mapping[str, Any], name: str) -> Fraction:
+def _number(record: Mapping[str, Any], name: str) -> Quantity:
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{name} is not a number")
-    number = number_in(str(value))
+    number = quantity_in(str(value))
     if number is None:
         raise ValueError(f"{name} is not a number")
     return number

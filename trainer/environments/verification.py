@@ -1,9 +1,8 @@
 r"""Verification of a model's answers against a task's right answer. The score is either 1 or 0.
 
-The answer in a longer text is the content of the last `\boxed{…}`, or the text after the last "Answer:" in upper or lower
-case, whichever comes later. Without either, the answer is the whole text. Marks around the answer are ignored
-(`plain_answer`): Markdown and LaTeX emphasis, dollar signs, one full stop. An answer is compared as a whole: more words,
-units or a second number make it wrong. A program is the last block between ``` fences; without fences, it is the whole text.
+`trainer.environments.answers` finds the answer in a longer text, and ignores the marks around it.  An answer is compared as
+a whole: more words, a second number, or another unit than the right answer's make it wrong.  A program is the last block
+between ``` fences; without fences, it is the whole text.
 
 For a code task the sandbox gets the program and the inputs, but never the expected results. The results are compared outside
 the sandbox, so a program cannot claim to have passed.
@@ -15,12 +14,21 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
+from trainer.environments.answers import (
+    MAX_ANSWER_CHARACTERS,
+    MINUS,
+    final_answer,
+    forms_of,
+    is_evasive,
+    is_words,
+    plain_answer,
+    quantity_in,
+    unit_at_end,
+)
 from trainer.environments.packages import PackageMissing, PackageProgram, installed_version
 from trainer.environments.records import (
-    MINUS,
     CallCase,
     CodeTests,
     ExactAnswer,
@@ -28,7 +36,6 @@ from trainer.environments.records import (
     MathsAnswer,
     NumericAnswer,
     Verification,
-    number_in,
 )
 from trainer.environments.sandbox import Limits, Sandbox
 from trainer.extras import install_command
@@ -38,8 +45,6 @@ MATH_VERIFY = ("math_verify", "math-verify", "tasks of maths")
 CODE_LIMITS = Limits()
 """Limits for one case on standard input, and for all function calls of a task together."""
 MATHS_LIMITS = Limits(cpu_s=10, wall_s=60.0, memory_bytes=4 << 30)
-MAX_ANSWER_CHARACTERS = 1000
-"""Maximum length of an answer to a maths task; longer answers count as wrong, because parsing them takes too long."""
 RELATIVE_DIFFERENCE = 1e-9
 """Allowed difference between floats that functions return, because adding in another order is not a mistake."""
 
@@ -74,15 +79,6 @@ def answer(pairs):
 KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}", "0.6"): False}
 """Pairs of answers for a check of the package, with True for equal meaning; a broken package could score every right answer
 0."""
-ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
-STATED = re.compile(r"(?aim)^[\s>#*_`]*(?:(?:so|the|my|final|correct)\s+)*answer[*_`]*\s*:")
-"""Pattern of "answer:" at the beginning of a line or right after a box.  In these places it is not part of a sentence,
-so the text after it overrides the box before it."""
-WRAPPED = re.compile(
-    r"\\(?:text|textbf|textit|emph|mathrm|mathbf|boldsymbol)\{([^{}]*)\}|\$\$?([^$]*)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]",
-    re.DOTALL,
-)
-EMPHASIS = "`*_"
 
 
 class Verifier:
@@ -95,9 +91,9 @@ class Verifier:
         """
         self._sandbox = Sandbox(CODE_LIMITS) if needs_code else None
         self._maths: PackageProgram | None = None
-        self.version = "2"
+        self.version = "3"
         if needs_maths:
-            self.version = f"2, math-verify {check_maths()}"
+            self.version = f"3, math-verify {check_maths()}"
             self._maths = PackageProgram(MATHS, MATHS_LIMITS)
 
     def score(self, verification: Verification, text: str) -> float:
@@ -105,8 +101,10 @@ class Verifier:
         if isinstance(verification, ExactAnswer):
             return float(_is_text(verification.text.strip(), text))
         if isinstance(verification, NumericAnswer):
-            number = number_in(plain_answer(final_answer(text)))
-            return float(number is not None and abs(number - verification.value) <= verification.tolerance)
+            said = quantity_in(plain_answer(final_answer(text)))
+            if said is None or said.unit != verification.unit:
+                return 0.0
+            return float(abs(said.value - verification.value) <= verification.tolerance)
         if isinstance(verification, MathsAnswer):
             return float(self._is_same(verification.text, text))
         return float(self._passes(verification, program_in(text)))
@@ -115,7 +113,12 @@ class Verifier:
         if _is_text(right.strip(), text):
             return True
         said = plain_answer(final_answer(text))
-        if not said or len(said) > MAX_ANSWER_CHARACTERS or not _is_balanced(said):
+        if not said or len(said) > MAX_ANSWER_CHARACTERS or not _is_balanced(said) or is_words(right):
+            return False
+        number, found = quantity_in(plain_answer(right)), quantity_in(said)
+        if number is not None and (found is not None or number.unit):
+            return number == found
+        if is_evasive(right, said) or ((unit := unit_at_end(right)) and unit_at_end(said) != unit):
             return False
         assert self._maths
         try:
@@ -187,60 +190,17 @@ def form_of(verification: Verification) -> str:
             for each in (verification.value, verification.tolerance)
         )
         right = f"{value} ± {tolerance}" if verification.tolerance else value
+        right = f"{right} {verification.unit}".rstrip()
     else:
         right = verification.text
     return f'{right} alone, after "Answer:", or in \\boxed{{{right}}}'
-
-
-def final_answer(text: str) -> str:
-    """Return the answer in a text, without surrounding blanks."""
-    start = text.rfind("\\boxed{")
-    if start >= 0:
-        depth = 0
-        for place in range(start + len("\\boxed"), len(text)):
-            depth += (text[place] == "{") - (text[place] == "}")
-            if depth == 0:
-                if not STATED.search(text[place + 1 :]):
-                    return _stated(text[start + len("\\boxed{") : place])
-                break
-    return _stated(text)
-
-
-def _stated(text: str) -> str:
-    """Return the text after the last "Answer:", or the whole text."""
-    return ANSWER.split(text)[-1].strip()
-
-
-def plain_answer(answer: str) -> str:
-    r"""Return an answer without the marks around it: emphasis, dollar signs, `\text{…}`, and one full stop."""
-    if len(answer) > MAX_ANSWER_CHARACTERS:
-        return answer
-    return list(_forms(answer))[-1]
-
-
-def _forms(answer: str) -> Iterator[str]:
-    """Yield an answer, then each form of it as marks are removed one kind at a time, until none is left."""
-    stopped = False
-    yield (form := answer.strip())
-    while True:
-        before = form
-        for sign in EMPHASIS:
-            form = form.strip(sign).strip()
-            yield form
-        if wrapped := WRAPPED.fullmatch(form):
-            form = next(group for group in wrapped.groups() if group is not None).strip()
-        elif not stopped and form.endswith(".") and not form.endswith(".."):
-            stopped, form = True, form[:-1].rstrip()
-        yield form
-        if form == before:
-            return
 
 
 def _is_text(right: str, text: str) -> bool:
     answer = final_answer(text)
     if len(answer) > len(right) + MAX_ANSWER_CHARACTERS:  # the forms would need memory quadratic in the answer's length
         return right == text.strip()
-    forms = {form.replace(MINUS, "-") for form in _forms(answer)}
+    forms = {form.replace(MINUS, "-") for form in forms_of(answer)}
     return right == text.strip() or right.replace(MINUS, "-") in forms
 
 

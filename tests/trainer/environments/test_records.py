@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzz.mutations import mutated
 from tests.trainer.environments.lines import CALLS, KINDS, line, record
 from trainer.environments import records
+from trainer.environments.answers import number_in
 from trainer.environments.records import (
     BYTE_ORDER_MARK,
     CallCase,
@@ -22,7 +23,6 @@ from trainer.environments.records import (
     InputCase,
     MathsAnswer,
     NumericAnswer,
-    number_in,
     read_task,
     read_tasks,
 )
@@ -241,6 +241,13 @@ def test_any_value_in_the_info_is_read_or_refused(kind: str, field: str, value: 
         ({"prompt": "3 + 4?", "answer": 7}, NumericAnswer(Fraction(7), Fraction(0)), "7"),
         ({"prompt": "3 + 4?", "answer": "7.5", "level": 3}, NumericAnswer(Fraction(15, 2), Fraction(0)), "15/2"),
         ({"question": "Capital of France?", "answer": "Paris"}, ExactAnswer("Paris"), "Paris"),
+        ({"prompt": "How dear?", "answer": "$1,000.00"}, NumericAnswer(Fraction(1000), Fraction(0)), "1000"),
+        ({"prompt": "How far?", "answer": "2.5 km"}, NumericAnswer(Fraction(5, 2), Fraction(0), "km"), "5/2 km"),
+        (
+            {"prompt": "3 + 4?", "answer": "It is \\boxed{7}."},
+            NumericAnswer(Fraction(7), Fraction(0)),
+            "It is \\boxed{7}.\nAnswer: 7",
+        ),
         (
             {"question": "3 + 4?", "answer": "It is 3 + 4 = <<3+4=7>>7.\n#### 1,007"},
             NumericAnswer(Fraction(1007), Fraction(0)),

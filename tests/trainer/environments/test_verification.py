@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from tests.trainer.environments.lines import CALLS, line
 from trainer.environments import task_file
+from trainer.environments.answers import is_evasive, plain_answer, quantity_in
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Verification, read_task
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
 from trainer.environments.task_file import digest_of, open_file
-from trainer.environments.verification import Verifier, _ask_what_is_known, plain_answer
+from trainer.environments.verification import Verifier, _ask_what_is_known
 from trainer.extras import install_command
 
 PLAIN = Verifier(needs_code=False, needs_maths=False)
@@ -55,7 +56,7 @@ NUMBERS = [
     # truth, said, its score
     ("42", "42.0", 1), ("42", "+42", 1), ("42", "042", 1), ("42", "4.2e1", 1), ("42", "84/2", 1), ("42", "42.", 1),
     ("42", "42..", 0), ("42", "42\u2026", 0), ("42", "42.5", 0), ("42", "-42", 0), ("42", "42,", 0), ("42", "42!", 0),
-    ("42", "(42)", 0), ("42", "42%", 0), ("0.42", "42%", 0), ("42", "42 cm", 0), ("42", "$42", 0), ("42", "42\u00b0", 0),
+    ("42", "(42)", 0), ("42", "42%", 0), ("0.42", "42%", 0), ("42", "42 cm", 0), ("42", "$42", 1), ("42", "42\u00b0", 0),
     ("42", "x = 42", 0), ("42", "about 42", 0), ("42", "\u224842", 0), ("42", "41 or 42", 0), ("42", "42, 41", 0),
     ("42", "41\n42", 0), ("42", "41-42", 0), ("42", "41..42", 0), ("42", "forty-two", 0), ("42", "0x2a", 0),
     ("42", "\u0664\u0662", 0), ("42", "NaN", 0), ("42", "", 0), ("42", "**", 0), ("42", "42**2", 0), ("-5", "-5", 1),
@@ -67,7 +68,9 @@ NUMBERS = [
     ("10", "1,0", 0), ("1000", "1,,000", 0), ("1000.5", "1.000,5", 0), ("1234.5", "1,234.5,6", 0), ("123", "1,2,3", 0),
     ("0.5", "1/2", 1), ("0.5", "-1/-2", 0), ("0.5", "1 / 2", 0), ("1.5", "1 1/2", 0), ("0.5", "1/0", 0), ("0.5", ".5", 1),
     ("0.5", "50%", 0), ("2014", "2024-01-09", 0), ("1230", "12:30", 0), ("1e400", "1e400", 1), ("1", "1e9999", 0),
-    ("42", "42" + "0" * 99, 0),
+    ("42", "42" + "0" * 99, 0), ("1000", "$1,000.00", 1), ("1000", "\\$1,000", 1), ("-5", "-$5", 1), ("-5", "$-5", 1),
+    ("5", "-$-5", 0), ("1000", "$1,000 or $2,000", 0), ("1000", "1000 dollars", 1), ("5", "$$5", 0), ("5", "$ 5 km", 0),
+    ("0.75", "\\frac{3}{4}", 1), ("0.75", "\\frac{3}{0}", 0), ("42", "\\frac{3}{4}2", 0),
 ]  # fmt: skip
 
 
@@ -84,11 +87,54 @@ def test_numbers_count_as_a_whole(truth: str, said: str, score: float) -> None:
         "Answer: 42\nAnswer: 41", "\\boxed{42} \\boxed{41}", "\\boxed{42} Answer: 41", "Answer: 42 \\boxed{41}",
         "Answer: 42 or 41", "Answer: 42\n\nI hope this helps.", "The answer is 42", "Answer 42", "\\boxed{42, 41}",
         "\\boxed{42}{41} Answer: \\boxed{41}", "\\boxed{42", "Answer: \\boxed{42", "42 Answer:", "Answer: 42 Answer:",
-        "\\boxed{}", "\\boxed{\\boxed{41}} 42",
+        "\\boxed{}", "\\boxed{\\boxed{41}} 42", "#### 41", "Answer: 42\n#### 41", "#### 42\nSo 41", "41 #### 42",
+        "#### 42, 41", "####", "#### \\boxed{41}", "#### 42\n#### 41",
     ],
 )  # fmt: skip
 def test_what_is_said_last_is_the_answer_and_all_of_it(text: str) -> None:
     assert PLAIN.score(NumericAnswer(Fraction(42), Fraction(0)), text) == 0.0
+
+
+QUANTITIES = [
+    # truth, said, its score
+    ("5 km", "5 km", 1), ("5 km", "5km", 1), ("5 km", "5 \\text{ km}", 1), ("5 km", "$5\\ \\mathrm{~km}$", 1),
+    ("5 km", "5 kilometres", 1), ("5 km", "5.0 Kilometers.", 1), ("5 km", "5", 0), ("5 km", "5 m", 0), ("5 km", "5000 m", 0),
+    ("5 km", "5 km or 6 km", 0), ("5 km", "5 Km/h", 0), ("5 km", "6 km", 0), ("5 km", "km", 0), ("5 km", "5 km km", 0),
+    ("5", "5 km", 0), ("50%", "50\\%", 1), ("50%", "50 percent", 1), ("50%", "0.5", 0), ("50%", "50", 0),
+    ("90^\\circ", "90\u00b0", 1), ("3 cm^2", "3 \\mathrm{cm}^{2}", 1), ("3 cm^2", "3 square centimeters", 1),
+    ("3 cm^2", "3 cm", 0), ("60 km/h", "60 \\text{ km/h}", 1), ("60 km/h", "60 kilometers per hour", 1),
+    ("60 km/h", "60 km", 0), ("$5", "5", 1), ("5 dollars", "$5", 1), ("5 cents", "$5", 0),
+    ("1/2 hour", "\\frac{1}{2} hours", 1), ("5 mL", "5 ML", 0), ("5 g", "5 G", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("truth", "said", "score"), QUANTITIES)
+def test_units_count_if_the_right_answer_has_one(truth: str, said: str, score: float) -> None:
+    right = quantity_in(truth)
+    assert right is not None
+    for shape in ("{}", "Answer: {}", "\\boxed{{{}}}", "So\n#### {}"):
+        assert PLAIN.score(NumericAnswer(right.value, Fraction(0), right.unit), shape.format(said)) == score, shape
+    assert PLAIN.score(MathsAnswer(truth), said) == score, "numbers need no package"
+
+
+EVASIVE = [("5", "4=5"), ("5", "x=4=5"), ("5", "4\\to 5"), ("5", "x=4 \\Rightarrow x=5"), ("391", "17*23"), ("3", "1+2"),
+           ("1024", "2^{10}"), ("6", "3!"), ("2", "5-3"), ("-2", "x=3-5")]  # fmt: skip
+STRAIGHT = [
+    ("5", "x=5"),
+    ("x^2+1", "1+x^2"),
+    ("y=2x+1", "y=1+2x"),
+    ("90", "x=90^\\circ"),
+    ("-5", "x=-5"),
+    ("\\sqrt{2}", "2^{1/2}"),
+]
+
+
+def test_a_chain_and_a_sum_left_to_do_are_no_answers() -> None:
+    assert [is_evasive(*pair) for pair in EVASIVE] == [True] * len(EVASIVE)
+    assert [is_evasive(*pair) for pair in STRAIGHT] == [False] * len(STRAIGHT)
+    assert [PLAIN.score(MathsAnswer(right), said) for right, said in EVASIVE] == [0.0] * len(EVASIVE)
+    assert PLAIN.score(MathsAnswer("Monday"), "dayMon") == 0.0, "letters are no factors of a word"
+    assert PLAIN.score(MathsAnswer("5\\pi \\mathrm{~cm}^2"), "5\\pi \\mathrm{~m}^2") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -110,7 +156,15 @@ def test_exact_answers_are_that_text(truth: str, said: str, score: float) -> Non
 def test_no_other_number_than_the_truth_counts(said: str, truth: Fraction) -> None:
     """Against a plain reading: what counts is the number once marks, the stop and commas between thousands are gone."""
     score = PLAIN.score(NumericAnswer(truth, Fraction(0)), said)
-    plain = said.strip(" *_$").removesuffix(".").strip(" *_$").replace("\u2212", "-").replace(",", "")
+    plain = (
+        said.strip()
+        .replace("-$", "-", 1)
+        .strip(" *_$")
+        .removesuffix(".")
+        .strip(" *_$")
+        .replace("\u2212", "-")
+        .replace(",", "")
+    )
     try:
         read = Fraction(plain) if " " not in plain and "_" not in plain else None
     except (ValueError, ZeroDivisionError):
