@@ -83,7 +83,7 @@ class Rounds(Trial):
 
 def rule_of(outer: str) -> OuterRule:
     """Return the outer step of rounds that learn from rollouts ("auto"), or "RATE/MOMENTUM" for any trainers."""
-    return (lambda tokens, steps, agreement: of_rollouts(tokens, agreement)) if outer == "auto" else rule_named(outer)
+    return (lambda tokens, steps, agreement: of_rollouts(tokens)) if outer == "auto" else rule_named(outer)
 
 
 @dataclass(frozen=True)

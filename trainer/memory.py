@@ -164,7 +164,7 @@ def _work_memory(
 
 def _compares(rl: RlConfig) -> bool:
     """Return True if a trainer compares its model with other weights before it learns from rollouts."""
-    return bool(rl.kl_weight) or (rl.loss != "clip" and rl.max_async > 0)
+    return bool(rl.kl_weight) or (rl.compares_behaviour and rl.max_async > 0)
 
 
 def _wide_output_bytes(config: TrainingConfig, setup: TrainerSetup) -> int:

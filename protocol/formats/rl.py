@@ -134,6 +134,11 @@ class RlConfig(Section):
     same_mantissa_rate: Mantissa = 6.0
     """mantissa_rate between peers that compute in the same precision; the smaller of the two counts."""
 
+    @property
+    def compares_behaviour(self) -> bool:
+        """True if the loss compares the policy with the one that made the tokens."""
+        return self.loss != "clip"
+
     def _problems(self) -> Problems:
         if self.min_solve_rate > self.max_solve_rate:
             yield (

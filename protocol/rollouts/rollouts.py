@@ -216,7 +216,7 @@ class Rollouts:
         self._reference: Reference | None = None
         if replica.manifest.reference_bytes and trainer.role in KEEPERS:
             self._reference = Reference(session, replica, trainer.keeping, swarm, offload, peers.keepers)
-        compares, wanted = rl.loss != "clip", rl.batches_per_round
+        compares, wanted = rl.compares_behaviour, rl.batches_per_round
         self.selection = Selection(session, pool, self._files, trainer, wanted, self._reference, compares=compares)
         self._worker = RolloutMaker(session, rl, self._files, swarm, offload, trainer) if trainer.link is not None else None
         self._permit = permit = WorkPermit()

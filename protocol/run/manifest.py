@@ -565,9 +565,10 @@ class RunManifest(Section, Body):
         """
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
-        weights, agreement = weights_of(self.aggregation, tokens), agreement_of(result, self.layouts.result)
+        weights = weights_of(self.aggregation, tokens)
         if self.learns_from_rollouts(round):
-            return of_rollouts(weights, agreement)
+            return of_rollouts(weights)
+        agreement = agreement_of(result, self.layouts.result)
         return automatic(weights, self.rounds.inner_steps, LADDER[self.codec], agreement)
 
     def trainer_sections(self) -> dict[str, Any]:

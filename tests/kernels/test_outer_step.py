@@ -55,20 +55,12 @@ def test_sparse_contributions_have_no_momentum_and_a_rate_that_grows_with_the_me
         assert automatic([7] * 4, inner_steps, "top64", agreement=agreement) == (wanted, 0.0)
 
 
-@given(claims, st.fractions(0, 1))
-def test_rollouts_have_no_momentum_and_the_root_of_the_independent_members_as_the_rate(
-    weights: list[int], agreement: Fraction
-) -> None:
-    rate, momentum = of_rollouts(weights, agreement)
+@given(claims)
+def test_rollouts_have_no_momentum_and_the_root_of_the_members_as_the_rate(weights: list[int]) -> None:
+    rate, momentum = of_rollouts(weights)
     assert momentum == 0 and 1 <= rate <= SEVERAL**0.5 and (rate * GRID).is_integer()
-    for members, alike, wanted in (
-        (1, APART, 1.0),
-        (4, APART, 2.0),
-        (4, Fraction(1), 1.0),
-        (4, Fraction(4, 9), 1.5),
-        (64, APART, 2.0),
-    ):
-        assert of_rollouts([7] * members, alike) == (wanted, 0.0)
+    assert [of_rollouts([7] * members).rate for members in (1, 4, 64)] == [1.0, 2.0, 2.0]
+    assert of_rollouts([4096, 4096, 1, 1]).rate == pytest.approx(2**0.5, abs=0.002), "those without rollouts count little"
 
 
 def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_forgotten() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels.layout import Layouts
-from kernels.losses import LARGEST_LOG_RATIO, TRUNCATION, PolicyLoss
+from kernels.losses import LARGEST_LOG_RATIO, TRUNCATION
 from kernels.schedule import Place
 from protocol.formats.results import PolicyFigures
 from protocol.formats.rl import RlConfig
@@ -170,11 +170,6 @@ class WeighedCompletion:
     age: int | None
 
 
-def compares_behaviour(config: RlConfig) -> bool:
-    """Return True if the loss compares the policy with the one that made the tokens."""
-    return PolicyLoss(config.loss) is not PolicyLoss.CLIP
-
-
 class Learner:
     """Learner of one run, on the ranks of a trainer.  work: their common work."""
 
@@ -236,7 +231,7 @@ class Learner:
             if after_step(totals.steps, mean, totals.tokens, totals.tokens / max(1e-9, time.monotonic() - began)):
                 break
         learnt = totals.learnt(groups)
-        has_behaviour = batches and compares_behaviour(self.config)
+        has_behaviour = batches and self.config.compares_behaviour
         return replace(learnt, staleness=Staleness.of(batches)) if has_behaviour else learnt
 
     def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
@@ -251,7 +246,7 @@ class Learner:
 
     def _knows_behaviour(self, task: LearnTask, group: Group) -> bool:
         """Return True if the weights that made a group are held, or not needed."""
-        return not compares_behaviour(self.config) or group.age == 0 or group.age in task.behaviours
+        return not self.config.compares_behaviour or group.age == 0 or group.age in task.behaviours
 
     def _parts(self, groups: Sequence[Group], order: int) -> list[list[WeighedCompletion]]:
         """Shuffle the completions into at most `optimizer_steps` parts, leaving out any without a model's token."""
@@ -271,7 +266,7 @@ class Learner:
         parts = self._parts(groups, task.order)
         batches = [self._packed(part) for part in parts]
         batches = [replace(batch, old_logp=self._log_probabilities(batch)) for batch in batches]
-        if compares_behaviour(self.config):
+        if self.config.compares_behaviour:
             self._compare_behaviour(parts, batches, task)
         if not batches or not self.config.kl_weight:
             return batches
