@@ -63,7 +63,7 @@ class RlConfig(Section):
 
     # -- the loss --
     # Our choice; the reference run had "clip".
-    loss: PolicyLossName = "tis"
+    loss: PolicyLossName = "gspo"
     """Policy loss: "clip" compares with the trained version, "tis" and "gspo" also with the one that made the tokens."""
     eps: Decay = 0.2
     """Ratios of new to old probability count between 1 - eps and 1 + eps; with "gspo", for n > 4 tokens, 4 eps / n."""
