@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.data.tokens import Tokenizer
+from trainer.environments.sandbox import SandboxUnavailable
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Problem:
     answer: Any
 
 
-class ReplyUnavailable(RuntimeError):
+class ReplyUnavailable(SandboxUnavailable):
     """Error for a reply that this computer cannot give, or cannot reproduce. It proves nothing about a rollout's maker."""
 
 

@@ -4,9 +4,9 @@ The checks run in this order, cheapest first. The first check that fails gives t
 
 * form: the rollout answers an assigned problem and copy, and each copy occurs once; lengths, tokens and proofs are within
   bounds; the prompt is the problem's prompt;
-* conversation: the replies in the output are the environment's replies. If a reply comes from a program of the model, which
-  may be slow or draw random numbers, another reply here proves nothing: the rollout then passes the other checks, except
-  termination, or is rejected, but is not accepted;
+* conversation: the replies in the output are the environment's replies. Replies that come from a program of the model are
+  checked last, so that nobody but the model chooses the programs. A program may be slow or draw random numbers, so another
+  reply proves nothing: the rollout is then neither accepted nor rejected;
 * computation: prompt and output go through the reference model in one pass, and the hidden states match the proofs (TOPLOC);
 * termination: the output ends when the conversation is over, or at the length limit. An end token that the noise did not
   choose (see sampling) must have a minimum probability. An end token that the noise did choose may be unlikely, because
@@ -87,13 +87,22 @@ class FormChecker:
         Raises `RolloutRefused`, ReplyUnavailable if only the environment's replies could not be checked here, and ValueError
         if the problem does not exist.
         """
+        problem = self.problem(rollout)
+        return problem, self.turns(problem, rollout)
+
+    def problem(self, rollout: Rollout) -> Problem:
+        """Return a rollout's problem, after the checks that need no reply of the environment.  Raises as `read` does."""
         problem = self._environment.problem(rollout.problem)
         if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
             raise RolloutRefused(RejectionReason.WRONG_PROMPT, f"the prompt is not the prompt of problem {rollout.problem}")
         self._check_bounds(rollout)
+        return problem
+
+    def turns(self, problem: Problem, rollout: Rollout) -> tuple[str, ...]:
+        """Return the model's turns, after a check of the environment's replies.  Raises as `read` does."""
         written, limit = (rollout.output, rollout.made), self._config.max_turn_tokens
         try:
-            return problem, read_turns(self._environment, problem, *written, self._tokenizer, limit)
+            return read_turns(self._environment, problem, *written, self._tokenizer, limit)
         except ReplyDiffers as error:
             if self._environment.has_exact_replies(problem):
                 raise RolloutRefused(RejectionReason.WRONG_REPLY, str(error)) from error
@@ -113,6 +122,8 @@ class FormChecker:
         config, count = self._config, len(rollout.output)
         if count > config.max_tokens:
             raise RolloutRefused(RejectionReason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
+        if not rollout.made[0]:
+            raise RolloutRefused(RejectionReason.WRONG_REPLY, "the output does not begin with a turn of the model")
         if max(rollout.output) >= self._model.vocab:
             raise RolloutRefused(
                 RejectionReason.MALFORMED, f"the output has a token {max(rollout.output)}, which does not exist"
@@ -384,11 +395,11 @@ class Judged:
 class Reading:
     """Conversation of a rollout whose form is right.
 
-    stop: the flaw in its end, as a sentence; empty if there is none.  unread: the reason why the environment's replies could
-    not be checked here, as a sentence; then `problem` is None.
+    turns: empty until the replies are checked.  stop: the flaw in its end, as a sentence; empty if there is none.  unread:
+    the reason why the environment's replies could not be checked here, as a sentence; empty if they could.
     """
 
-    problem: Problem | None = None
+    problem: Problem
     turns: tuple[str, ...] = ()
     stop: str = ""
     unread: str = ""
@@ -424,12 +435,11 @@ class Verifier:
         seen: set[tuple[int, int]] = set()
         for index, rollout in enumerate(rollouts):
             try:
-                problem, turns = self._check_form(assignment, rollout, seen)
-                readings[index] = Reading(problem, turns, self._stop(rollout, problem, turns))
+                problem = self._check_form(assignment, rollout, seen)
+                is_exact = self._environment.has_exact_replies(problem)
+                readings[index] = self._read(problem, rollout) if is_exact else Reading(problem)
             except RolloutRefused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
-            except ReplyUnavailable as failure:
-                readings[index] = Reading(unread=str(failure))
         whole = min(self._config.top_k, self._config.chunk_tokens * self._model.config.dim)
         own, narrow, wide = (
             BatchBounds(self._tolerances.times(factor), self._tokenizer.ends, whole)
@@ -440,20 +450,25 @@ class Verifier:
             between()
             for index, found in zip(indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True):
                 rollout = rollouts[index]
-                stop = readings[index].stop
-                flaw = self._flaw(own, rollout, *found, stop)
-                judged = self._judge(rollout, flaw, own.measured(*found), readings[index])
-                flaws = [self._flaw(each, rollout, *found, stop) for each in (narrow, wide)]
+                reading, is_refused = readings[index], False
+                flaw = self._flaw(own, rollout, *found, reading.stop)
+                if flaw is None and not self._environment.has_exact_replies(reading.problem):
+                    try:
+                        reading = self._read(reading.problem, rollout)
+                        flaw = (RejectionReason.BAD_TERMINATION, reading.stop) if reading.stop else None
+                    except RolloutRefused as refusal:
+                        flaw, is_refused = (refusal.reason, refusal.detail), True
+                judged = self._judge(rollout, flaw, own.measured(*found), reading)
+                flaws = [self._flaw(each, rollout, *found, reading.stop) for each in (narrow, wide)]
                 other = flaws[0] if judged.reason is None else flaws[1]
                 mismatches, choices = found
                 mantissas = [each.mantissa_mean for each in mismatches]
                 growth = honest.growth(choices.shortfalls, choices.densities, mantissas)
-                verdicts[index] = replace(judged, sure=(other is None) is (judged.reason is None), growth=growth)
+                sure = is_refused or (other is None) is (judged.reason is None)
+                verdicts[index] = replace(judged, sure=sure, growth=growth)
         return [verdict for verdict in verdicts if verdict is not None]
 
-    def _check_form(
-        self, assignment: Assignment, rollout: Rollout, seen: set[tuple[int, int]]
-    ) -> tuple[Problem, tuple[str, ...]]:
+    def _check_form(self, assignment: Assignment, rollout: Rollout, seen: set[tuple[int, int]]) -> Problem:
         place = (rollout.problem, rollout.copy)
         if rollout.problem not in assignment.problems or rollout.copy >= assignment.copies:
             raise RolloutRefused(
@@ -465,7 +480,15 @@ class Verifier:
                 RejectionReason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice"
             )
         seen.add(place)
-        return self._forms.read(rollout)
+        return self._forms.problem(rollout)
+
+    def _read(self, problem: Problem, rollout: Rollout) -> Reading:
+        """Return the reading of a rollout's conversation.  Raises RolloutRefused."""
+        try:
+            turns = self._forms.turns(problem, rollout)
+            return Reading(problem, turns, self._stop(rollout, problem, turns))
+        except ReplyUnavailable as failure:
+            return Reading(problem, unread=str(failure))
 
     # -- computation with the model -----------------------------------------------------------------------------------
 
@@ -549,7 +572,7 @@ class Verifier:
         made, problem = sum(rollout.made), reading.problem
         if flaw is not None:
             return Judged(*flaw, None, measured, made)
-        if problem is None:
+        if reading.unread:
             return Judged(None, reading.unread, None, measured, made)
         try:
             reward = self._environment.score(problem, reading.turns)

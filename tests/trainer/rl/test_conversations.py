@@ -106,8 +106,17 @@ def test_a_reply_that_cannot_be_repeated_is_no_fault_of_the_maker(elsewhere: Uns
     assert unread and {each.reason for each in judged} == {None}
     assert all(each.detail and each.tokens and each.growth for each in unread)
     assert worker(elsewhere).groups([path]) == []
-    other = worker(elsewhere, weights=parameters(LLAMA, seed=9))
+
+
+def test_programs_of_the_model_are_run_only_if_the_model_wrote_them(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    rollouts = made(Unsure("more? "), path)
+    other = worker(Unsure("more? ", fails=True), weights=parameters(LLAMA, seed=9))
     assert {each.reason for each in other.verify(ASSIGNED, path)} == {RejectionReason.WRONG_COMPUTATION}
+    unmade = [replace(each, made=(False,) * len(each.made)) for each in rollouts]
+    path.write_bytes(encode_batch(unmade))
+    judged = worker(Unsure("more? ")).verify(ASSIGNED, path)
+    assert {(each.reason, each.sure) for each in judged} == {(RejectionReason.WRONG_REPLY, True)}
 
 
 def test_a_tool_that_fails_here_ends_the_batch(tmp_path: Path) -> None:
