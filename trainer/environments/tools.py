@@ -25,8 +25,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from trainer.data.strict_json import parsed
 from trainer.environments.environment import Environment, OuterEnvironment, Problem
-from trainer.environments.records import parsed
 from trainer.environments.sandbox import Limits, RunOutcome, Sandbox
 
 # ------------------------------------------------------------------------------------------------------------------------

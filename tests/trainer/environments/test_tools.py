@@ -15,7 +15,7 @@ from trainer.environments.environment import Environment, reply_tokens
 from trainer.environments.registry import corpora_of, files_of, open_environment, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of
-from trainer.environments.tools import Calculator, PythonTool, CorpusSearch, calls_in, read_corpus, shown
+from trainer.environments.tools import Calculator, CorpusSearch, PythonTool, calls_in, read_corpus, shown
 
 BYTES = ByteTokenizer()
 ADDING = open_environment("tools", of=[{"name": "add"}], use=["calculator"], turns=3)
@@ -125,8 +125,13 @@ def test_hostile_programs_end_with_an_error(program: str, results: set[str]) -> 
 
 
 def test_a_program_is_run_once_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
-    monkeypatch.setattr(PythonTool, "result", lambda self, text: runs.append(text) or "7")
+    runs: list[str] = []
+
+    def result(self: PythonTool, text: str) -> str:
+        runs.append(text)
+        return "7"
+
+    monkeypatch.setattr(PythonTool, "result", result)
     environment = open_environment("tools", of=[{"name": "add"}], use=["python"])
     for _ in range(3):
         assert said(environment, call("python", code="print(7)")) == "7"

@@ -158,8 +158,8 @@ def verifiers() -> None:
         ], replies
         wrong = [_call("shelf_look", key="x"), _call("shelf_look"), _call("shelf_look", key="k", times="x"), _call("look")]
         errors = ["KeyError", "wrong arguments", "wrong arguments", "there is no such function"]
-        for turn, error in zip(wrong, errors, strict=True):
-            assert f"error: {error}" in str(environment.reply(problem, [turn])), turn
+        for turn, named in zip(wrong, errors, strict=True):
+            assert f"error: {named}" in str(environment.reply(problem, [turn])), turn
         scores = [
             environment.score(problem, turns)
             for turns in ([first, second, "v2"], ["v2"], [first, second, "v1"], [first] * 4)
