@@ -82,7 +82,8 @@ def settings_of(task: str, lr: float, versions: int, start: float, warm_steps: i
     """Return the settings of a task, whose rollouts are half as many if they are long.  warm_steps: as `--warm-steps`."""
     named = task.partition("(")[0]
     if named in BUILT_IN and named not in ("reverse", "count"):
-        fewer = Settings(TOOL_MODEL, TOOL_RL.changed(lr=lr), versions, start, judged=128, every=EVERY)
+        fewer = Settings(TOOL_MODEL, TOOL_RL.changed(lr=lr), versions, start, pool=128, judged=128, every=EVERY)
+        fewer = replace(fewer, warm_rows=64, warm_look=25)
         return fewer if warm_steps is None else replace(fewer, warm_steps=warm_steps, is_hard=True)
     if task == "count":
         rl = LONG.changed(lr=lr)
