@@ -14,7 +14,7 @@ The reward is the mean of the rewards of the last five versions, each of 256 com
 the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The difference to
 staleness 0 is the mean over the seeds that both have, with its standard error.  Tasks: `reverse`, three letters backwards;
 `count`, the 32 numbers after one of three digits, which are 128 tokens; a built-in environment with a tool, such as
-`calculate` or, for the same problems without the tool, `calculate(turns=1)`, for a model of 144 k parameters; or an
+`calculate` or, for the same problems without the tool, `calculate(turns=1)`, for a model of 146 k parameters; or an
 environment as MODULE:CLASS.  With one thread and fixed seeds, the same machine gives the same table.
 
     python -m benchmarks.rl_ablation [--losses clip tis gspo] [--staleness 0 2 4 8] [--lr 1e-3 3e-3] [--seeds 0 1 2]
