@@ -24,9 +24,10 @@ from torch import Tensor
 
 from benchmarks.diloco_bench import layouts_for
 from benchmarks.rl_ablation import MODEL, RL, task_named
-from benchmarks.rl_bench import CPU, LAST, Settings, Task, Trial, Variant, warm_start
+from benchmarks.rl_bench import CPU, LAST, Settings, Trial, Variant, warm_start
 from protocol.formats.adapter import AdapterConfig
 from protocol.formats.model import parameter_layout
+from trainer.environments.environment import Environment
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder, FrozenBase
 from trainer.rl.learner import Learner
@@ -53,7 +54,7 @@ class FactorTrial(Trial):
         return super().run(torch.from_numpy(factors))
 
 
-def trial_of(rank: int | None, task: Task, settings: Settings, seed: int) -> Trial:
+def trial_of(rank: int | None, task: Environment, settings: Settings, seed: int) -> Trial:
     """Return a run of factors of this rank; None for one of the whole model."""
     if rank is None:
         return Trial(task, settings, Variant(), seed)

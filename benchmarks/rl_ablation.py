@@ -14,12 +14,14 @@ it.  All runs of a seed start from the same parameters.  All combinations of the
 The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers than
 the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The difference to
 staleness 0 is the mean over the seeds that both have, with its standard error.  Tasks: `reverse`, three letters backwards;
-`count`, the 32 numbers after one of three digits, which are 128 tokens; or an environment as MODULE:CLASS.  With one thread
-and fixed seeds, the same machine gives the same table.
+`count`, the 32 numbers after one of three digits, which are 128 tokens; a built-in environment with a tool, such as
+`calculate` or, for the same problems without the tool, `calculate(turns=1)`, for a model of 146 k parameters; or an
+environment as MODULE:CLASS.  With one thread and fixed seeds, the same machine gives the same table.
 
     python -m benchmarks.rl_ablation [--losses clip tis gspo] [--staleness 0 2 4 8] [--lr 1e-3 3e-3] [--seeds 0 1 2]
-        [--task count] [--save FILE] [--json]
+        [--task count] [--warm-steps N] [--save FILE] [--json]
 
+--warm-steps N ends the supervised start after N steps, whatever its reward.
 --save keeps each finished run as a line of JSON in a file; a later call with the same file adds the runs that it lacks.
 """
 
@@ -41,9 +43,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.rl_bench import LAST, Count, Reverse, Settings, Task, Trial, Variant, warm_start
+from benchmarks.rl_bench import LAST, Count, Reverse, Settings, Trial, Variant, warm_start
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import RlConfig
+from trainer.environments.environment import Environment
+from trainer.environments.registry import BUILT_IN, open_named
 
 MODEL = ModelConfig(vocab=256, dim=32, layers=2, heads=4, kv_heads=2, ffn=96, rope_base=1e3, norm_eps=1e-5, tied=True)
 RL = RlConfig(
@@ -51,6 +55,10 @@ RL = RlConfig(
     warmup_steps=0, entropy_weight=1e-3,
 )  # fmt: skip
 LONG = RL.changed(max_tokens=160, row_tokens=192, max_solve_rate=0.99)
+TOOL_MODEL = ModelConfig(
+    vocab=256, dim=64, layers=3, heads=4, kv_heads=2, ffn=160, rope_base=1e3, norm_eps=1e-5, tied=True
+)  # fmt: skip
+TOOL_RL = RL.changed(max_tokens=48, row_tokens=128)
 EVERY = 5
 """Versions between two measured rewards before the last ones."""
 FRACTIONS = ("clipped", "dropped", "truncated", "effective", "behaviour_kl", "entropy")
@@ -60,19 +68,24 @@ Run = dict[str, Any]
 """A finished run: its variant, learning rate, seed, versions, task, rewards, and the `FRACTIONS`, None if unknown."""
 
 
-def task_named(name: str) -> Task:
-    """Return a built-in task, or an environment given as MODULE:CLASS; raises ValueError."""
+def task_named(name: str) -> Environment:
+    """Return a task of this benchmark, an environment by its name, or one given as MODULE:CLASS; raises ValueError."""
     if name in ("reverse", "count"):
         return Reverse() if name == "reverse" else Count()
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(f"unknown task {name!r}: this benchmark knows 'reverse', 'count', and environments as MODULE:CLASS")
-    task: Task = getattr(importlib.import_module(module), attribute)()
+        return open_named(name)
+    task: Environment = getattr(importlib.import_module(module), attribute)()
     return task
 
 
-def settings_of(task: str, lr: float, versions: int, start: float) -> Settings:
-    """Return the settings of a task, whose rollouts are half as many if they are long."""
+def settings_of(task: str, lr: float, versions: int, start: float, warm_steps: int | None = None) -> Settings:
+    """Return the settings of a task, whose rollouts are half as many if they are long.  warm_steps: as `--warm-steps`."""
+    named = task.partition("(")[0]
+    if named in BUILT_IN and named not in ("reverse", "count"):
+        fewer = Settings(TOOL_MODEL, TOOL_RL.changed(lr=lr), versions, start, pool=128, judged=128, every=EVERY)
+        fewer = replace(fewer, warm_rows=64, warm_look=25)
+        return fewer if warm_steps is None else replace(fewer, warm_steps=warm_steps, is_hard=True)
     if task == "count":
         rl = LONG.changed(lr=lr)
         fewer = Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY)
@@ -193,9 +206,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--eps", type=float, nargs="+", default=[RL.eps], help="clip ranges")
     parser.add_argument("--lr", type=float, nargs="+", default=[RL.lr], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--task", default="reverse", help="reverse, count, or an environment as MODULE:CLASS")
+    parser.add_argument("--task", default="reverse", help="reverse, count, an environment's name, or MODULE:CLASS")
     parser.add_argument("--versions", type=int, default=40)
     parser.add_argument("--start", type=float, default=0.25, help="mean reward at which the supervised start ends")
+    parser.add_argument("--warm-steps", type=int, help="supervised steps at most, whatever the reward")
     parser.add_argument("--save", type=Path, help="file of finished runs, which are not done again")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser.parse_args(arguments)
@@ -212,9 +226,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, cell in enumerate(cells, 1):
         if any(cell.is_done(run) for run in runs):
             continue
-        settings = settings_of(options.task, cell.lr, options.versions, options.start)
+        settings = settings_of(options.task, cell.lr, options.versions, options.start, options.warm_steps)
         if cell.seed not in warm:
+            began = time.process_time()
             warm[cell.seed] = warm_start(task_named(options.task), settings, cell.seed)
+            seconds = time.process_time() - began
+            print(f"supervised start of seed {cell.seed}: {seconds:.0f} s of a core", file=sys.stderr, flush=True)
         runs.append(run := run_of(cell, options.task, settings, warm[cell.seed]))
         if options.save is not None:
             with options.save.open("a") as file:

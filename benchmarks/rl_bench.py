@@ -1,7 +1,8 @@
 """Reinforcement learning of a tiny byte-level model in one process, for `benchmarks.rl_ablation` to compare.
 
-The learner, its filters, packing and loss are real, and so is the generator.  Completions are accepted without a proof.  A
-version's rollouts may come from parameters that are some versions old, which the learner knows.
+The learner, its filters, packing and loss are real, and so is the generator, with the environment's replies.  Completions
+are accepted without a proof.  A version's rollouts may come from parameters that are some versions old, which the learner
+knows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from benchmarks.diloco_bench import layouts_for
 from kernels.losses import language_model_loss
 from protocol.formats.model import ModelConfig
 from protocol.formats.rl import PolicyLossName, RlConfig
+from trainer.data.tokens import ByteTokenizer
+from trainer.environments.environment import Environment, Problem, example_tokens, read_turns, reply_tokens
 from trainer.environments.records import SolveRates
 from trainer.generate.engine import Engine
-from trainer.generate.generator import Request, Slots, complete
+from trainer.generate.generator import Completion, Request, Slots, complete
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim import AdamW
@@ -34,36 +36,12 @@ from trainer.rl.policy import adamw_config
 from trainer.rl.rollout import Rollout
 
 CPU = torch.device("cpu")
-END = 0
-"""The byte that ends an output."""
-WARM_STEPS = 6000
-"""Supervised steps of a warm start at most."""
+BYTES = ByteTokenizer()
 LAST = 5
 """Number of the last versions, which are all measured, and whose mean reward counts."""
 
 
-class Task(Protocol):
-    """A single-turn environment: problems by number, and the reward of an answer, 0 to 1."""
-
-    @property
-    def size(self) -> int: ...
-
-    def problem(self, index: int) -> Any: ...
-
-    def score(self, problem: Any, turns: Sequence[str]) -> float: ...
-
-    def solution(self, problem: Any) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True)
-class Question:
-    """A problem of the tasks below."""
-
-    prompt: str
-    answer: str
-
-
-class Reverse:
+class Reverse(Environment):
     """A task that asks for a word backwards; the reward is 0 or 1."""
 
     size = 1 << 20
@@ -71,18 +49,18 @@ class Reverse:
     def __init__(self, letters: int = 3, alphabet: str = "abcdefgh") -> None:
         self._letters, self._alphabet = letters, alphabet
 
-    def problem(self, index: int) -> Question:
+    def problem(self, index: int) -> Problem:
         word = "".join(random.Random(index).choices(self._alphabet, k=self._letters))
-        return Question(word + "=", word[::-1])
+        return Problem(index, word + "=", word[::-1])
 
-    def score(self, problem: Question, turns: Sequence[str]) -> float:
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return float(turns[-1] == problem.answer)
 
-    def solution(self, problem: Question) -> tuple[str, ...]:
+    def solution(self, problem: Problem) -> tuple[str, ...]:
         return (problem.answer,)
 
 
-class Letters:
+class Letters(Environment):
     """A task that asks for as many of one letter as possible; the reward is its share of the output."""
 
     size = 1 << 20
@@ -90,17 +68,17 @@ class Letters:
     def __init__(self, letter: str = "a") -> None:
         self._letter = letter
 
-    def problem(self, index: int) -> Question:
-        return Question(f"{index % 10}:", "")
+    def problem(self, index: int) -> Problem:
+        return Problem(index, f"{index % 10}:", "")
 
-    def score(self, problem: Question, turns: Sequence[str]) -> float:
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return turns[-1].count(self._letter) / max(1, len(turns[-1]))
 
-    def solution(self, problem: Question) -> tuple[str, ...]:
+    def solution(self, problem: Problem) -> tuple[str, ...]:
         return (self._letter,)
 
 
-class Count:
+class Count(Environment):
     """A task that asks for the next numbers after one of three digits; the reward is the share of them before an error."""
 
     size = 1 << 20
@@ -108,16 +86,17 @@ class Count:
     def __init__(self, numbers: int = 32) -> None:
         self._numbers = numbers
 
-    def problem(self, index: int) -> Question:
+    def problem(self, index: int) -> Problem:
         first = random.Random(index).randrange(100, 999 - self._numbers)
-        return Question(f"{first}:", ",".join(str(first + 1 + number) for number in range(self._numbers)))
+        numbers = (str(first + 1 + number) for number in range(self._numbers))
+        return Problem(index, f"{first}:", ",".join(numbers))
 
-    def score(self, problem: Question, turns: Sequence[str]) -> float:
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
         said, right = turns[-1].split(","), problem.answer.split(",")
         wrong = (place for place, number in enumerate(right) if place >= len(said) or said[place] != number)
         return next(wrong, len(right)) / len(right)
 
-    def solution(self, problem: Question) -> tuple[str, ...]:
+    def solution(self, problem: Problem) -> tuple[str, ...]:
         return (problem.answer,)
 
 
@@ -130,16 +109,32 @@ def decoder(model: ModelConfig, seed: int) -> Decoder:
 
 
 def sample(
-    model: Decoder, prompts: Sequence[Sequence[int]], most: int, generator: torch.Generator, temperature: float = 1.0
-) -> list[tuple[int, ...]]:
-    """Return an output for each prompt, of at most `most` tokens; the end token is part of it."""
-    engine = Engine(model.config, CPU, Slots(len(prompts), max(map(len, prompts)) + most))
+    model: Decoder,
+    environment: Environment,
+    problems: Sequence[Problem],
+    most: int,
+    generator: torch.Generator,
+    temperature: float = 1.0,
+) -> list[Completion]:
+    """Return a conversation about each problem, of at most `most` tokens with all end tokens and replies."""
+
+    def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> list[int] | None:
+        problem = problems[request.id]
+        return reply_tokens(environment, problem, read_turns(environment, problem, output, made, BYTES), BYTES)
+
+    prompts = [tuple(BYTES.prompt(problem.prompt)) for problem in problems]
+    engine = Engine(model.config, CPU, Slots(len(prompts), max(map(len, prompts)) + most), reply=reply)
     engine.load(model.flat)
     engine.temperature = temperature
     keys = torch.randint(-(1 << 62), 1 << 62, (len(prompts),), generator=generator).tolist()
-    requests = [Request(number, tuple(prompt), keys[number], most, (END,)) for number, prompt in enumerate(prompts)]
-    outputs = {each.id: each.output for each in complete(engine, requests)}
-    return [outputs[number] for number in range(len(prompts))]
+    requests = [Request(number, prompt, keys[number], most, BYTES.ends) for number, prompt in enumerate(prompts)]
+    ended = {each.id: each for each in complete(engine, requests)}
+    return [ended[number] for number in range(len(prompts))]
+
+
+def score_of(environment: Environment, problem: Problem, completion: Completion) -> float:
+    """Return the score of a conversation."""
+    return environment.score(problem, read_turns(environment, problem, completion.output, completion.made, BYTES))
 
 
 @dataclass(frozen=True)
@@ -153,6 +148,10 @@ class Settings:
     """Mean reward of the warm start: supervised steps on examples end when it is reached."""
     warm_rows: int = 32
     warm_lr: float = 3e-3
+    warm_steps: int = 6000
+    """Supervised steps of the warm start at most."""
+    is_hard: bool = False
+    """True if the warm start may end below `warm_reward`."""
     warm_look: int = 10
     """Supervised steps between two looks at the reward."""
     pool: int = 512
@@ -183,7 +182,7 @@ class Trial:
     rewards: mean rewards of problems that nobody trains on: of the warm start, and of the measured versions.
     """
 
-    task: Task
+    task: Environment
     settings: Settings
     variant: Variant
     seed: int
@@ -228,13 +227,13 @@ class Trial:
     def groups(self, model: Decoder, problems: Sequence[int]) -> list[Group]:
         """Return completions of each problem, with their rewards."""
         found = [self.task.problem(index) for index in problems for _ in range(self.config.group_size)]
-        prompts = [tuple(problem.prompt.encode()) for problem in found]
-        outputs = sample(model, prompts, self.config.max_tokens, self.generator, self.config.temperature)
+        temperature = self.config.temperature
+        ended = sample(model, self.task, found, self.config.max_tokens, self.generator, temperature)
         rollouts = []
-        for number, (problem, prompt, output) in enumerate(zip(found, prompts, outputs, strict=True)):
-            index, copy = problems[number // self.config.group_size], number % self.config.group_size
-            rollout = Rollout(index, copy, prompt, output, (True,) * len(output), b"")
-            rollouts.append(scored(rollout, self.task.score(problem, [text_of(output)])))
+        for number, (problem, each) in enumerate(zip(found, ended, strict=True)):
+            prompt, copy = tuple(BYTES.prompt(problem.prompt)), number % self.config.group_size
+            rollout = Rollout(problem.index, copy, prompt, each.output, each.made, b"")
+            rollouts.append(scored(rollout, score_of(self.task, problem, each)))
         return grouped(rollouts)
 
     def _problems(self) -> list[int]:
@@ -249,43 +248,39 @@ class Trial:
         return kept
 
 
-def judge(model: Decoder, task: Task, settings: Settings) -> float:
+def judge(model: Decoder, task: Environment, settings: Settings) -> float:
     """Return the mean reward of problems that nobody trains on."""
     first = task.size - settings.judged
     problems = [task.problem(first + number) for number in range(settings.judged)]
     generator = torch.Generator().manual_seed(0)
-    outputs = sample(model, [tuple(problem.prompt.encode()) for problem in problems], settings.rl.max_tokens, generator)
-    scores = [task.score(problem, [text_of(output)]) for problem, output in zip(problems, outputs, strict=True)]
+    ended = sample(model, task, problems, settings.rl.max_tokens, generator)
+    scores = [score_of(task, problem, each) for problem, each in zip(problems, ended, strict=True)]
     return sum(scores) / len(scores)
 
 
-def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
-    """Return the parameters after supervised steps on examples outside the pool, until `warm_reward` is reached."""
+def warm_start(task: Environment, settings: Settings, seed: int) -> Tensor:
+    """Return the parameters after supervised steps on examples outside the pool, until `warm_reward` is reached.
+
+    Replies in the examples are not learned.
+    """
     model = decoder(settings.model, seed)
     optimiser = AdamW(WholeParameters(model), adamw_config(RlConfig(clip_norm=1.0)))
-    for step in range(WARM_STEPS):
+    for step in range(settings.warm_steps):
         if step % settings.warm_look == 0 and judge(model, task, settings) >= settings.warm_reward:
             return model.flat.clone()
         first = settings.pool + step * settings.warm_rows
-        rows = [example_of(task, first + number) for number in range(settings.warm_rows)]
-        length = max(len(tokens) for tokens, _ in rows)
+        rows = [example_tokens(task, first + number, BYTES) for number in range(settings.warm_rows)]
+        length = max(len(row.prompt) + len(row.output) for row in rows)
         tokens, mask = torch.zeros(len(rows), length, dtype=torch.int64), torch.zeros(len(rows), length, dtype=torch.bool)
-        for number, (row, prompt) in enumerate(rows):
-            tokens[number, : len(row)] = torch.tensor(row)
-            mask[number, prompt : len(row)] = True
+        for number, row in enumerate(rows):
+            start, stop = len(row.prompt), len(row.prompt) + len(row.output)
+            tokens[number, :stop] = torch.tensor([*row.prompt, *row.output])
+            mask[number, start:stop] = torch.tensor(row.made)
         loss = language_model_loss(model(tokens[:, :-1]), model.output_weight, tokens[:, 1:], mask=mask[:, 1:])
         loss.backward()
         optimiser.step(settings.warm_lr)
-    raise ValueError(f"no mean reward of {settings.warm_reward} after {WARM_STEPS} supervised steps; take an easier task")
-
-
-def example_of(task: Task, index: int) -> tuple[list[int], int]:
-    """Return the tokens of an example with its end, and the number of the prompt's tokens among them."""
-    problem = task.problem(index)
-    prompt, (answer,) = problem.prompt.encode(), task.solution(problem)
-    return [*prompt, *answer.encode(), END], len(prompt)
-
-
-def text_of(output: Sequence[int]) -> str:
-    """Return an output without its end."""
-    return bytes(token for token in output if token != END).decode(errors="replace")
+    if settings.is_hard:
+        return model.flat.clone()
+    raise ValueError(
+        f"no mean reward of {settings.warm_reward} after {settings.warm_steps} supervised steps; take an easier task"
+    )

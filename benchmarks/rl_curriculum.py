@@ -23,7 +23,6 @@ import argparse
 import itertools
 import random
 import statistics
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -31,7 +30,8 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.rl_ablation import MODEL, RL
-from benchmarks.rl_bench import LAST, Question, Settings, Trial, Variant, judge, warm_start
+from benchmarks.rl_bench import LAST, Reverse, Settings, Trial, Variant, judge, warm_start
+from trainer.environments.environment import Problem
 from trainer.environments.records import SolveRates
 from trainer.rl.groups import Group
 from trainer.rl.learner import LearnTask
@@ -40,24 +40,12 @@ START = 0.4
 """Mean reward of the supervised start."""
 
 
-class Words:
-    """A task that asks for a word of one to `letters` letters backwards; the reward is 0 or 1."""
+class Words(Reverse):
+    """A task that asks for a word of one to `letters` letters backwards."""
 
-    size = 1 << 20
-
-    def __init__(self, letters: int) -> None:
-        self._letters = letters
-
-    def problem(self, index: int) -> Question:
-        drawn = random.Random(index)
-        word = "".join(drawn.choices("abcdefgh", k=1 + index % self._letters))
-        return Question(word + "=", word[::-1])
-
-    def score(self, problem: Question, turns: Sequence[str]) -> float:
-        return float(turns[-1] == problem.answer)
-
-    def solution(self, problem: Question) -> tuple[str, ...]:
-        return (problem.answer,)
+    def problem(self, index: int) -> Problem:
+        word = "".join(random.Random(index).choices("abcdefgh", k=1 + index % self._letters))
+        return Problem(index, word + "=", word[::-1])
 
 
 @dataclass(frozen=True)

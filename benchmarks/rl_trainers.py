@@ -28,9 +28,10 @@ import torch
 
 from benchmarks.diloco_bench import F32, OuterRule, apply_mean, layouts_for, rule_named
 from benchmarks.rl_ablation import MODEL, RL, task_named
-from benchmarks.rl_bench import LAST, Settings, Task, Trial, Variant, decoder, judge, warm_start
+from benchmarks.rl_bench import LAST, Settings, Trial, Variant, decoder, judge, warm_start
 from kernels.outer_step import of_rollouts
 from protocol.formats.rl import PolicyLossName
+from trainer.environments.environment import Environment
 from trainer.rl.learner import Learner, LearnTask
 
 EVERY = 5
@@ -95,7 +96,7 @@ class Case:
     staleness: int
     loss: PolicyLossName
 
-    def run(self, task: Task, settings: Settings, seed: int, warm: torch.Tensor) -> list[float]:
+    def run(self, task: Environment, settings: Settings, seed: int, warm: torch.Tensor) -> list[float]:
         """Return the curve of a seed: the reward before the first version, and after each."""
         variant = Variant(self.loss, staleness=self.staleness)
         trial = Rounds(task, settings, variant, seed, trainers=self.trainers, outer=self.outer)

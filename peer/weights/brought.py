@@ -63,9 +63,10 @@ from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import CodeTests, SolveRates, read_tasks, told
-from trainer.environments.registry import check_named, files_of, open_named, problems_of, with_digests
+from trainer.environments.registry import check_named, corpora_of, files_of, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of, read_file
+from trainer.environments.tools import read_corpus
 from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.groups import prompt_flaw
@@ -332,8 +333,12 @@ class Brought:
         rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
         left: dict[str, int] = {}
         remarks: list[str] = []
+        corpora = {TASKS + name for name in corpora_of(rl.environment)}
         for name in (name for name in self._data if name.startswith(TASKS)):
             try:
+                if name in corpora:
+                    read_corpus(self._data[name])
+                    continue
                 tasks = read_tasks(io.BytesIO(self._data[name]))
                 stay = rates.left(tasks)
                 for task in stay:
@@ -456,7 +461,8 @@ def _examples(path: Path, rl: Mapping[str, Any], tasks: Tasks, tokens: TokenForm
 
     def make() -> list[Document]:
         try:
-            for name, file in tasks.paths.items():
+            corpora = corpora_of(environment)
+            for name, file in ((name, file) for name, file in tasks.paths.items() if name not in corpora):
                 _check_solutions(file, _read_beside(path, name))
             files = {TASKS + name: str(file) for name, file in tasks.paths.items()}
             opened = open_named(environment, files, SolveRates(*rates))

@@ -40,6 +40,9 @@ class RlConfig(Section):
     # The reference run trained on sequences of this length.
     max_tokens: Tokens = 32_768
     """Most tokens of an output."""
+    # Our choice.
+    max_turn_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Most tokens of one turn of a conversation, which ends there; 0 for no other limit than max_tokens."""
     # Our choice; PRIME-RL's default is 0.6.
     temperature: Above = 1.0
     """Divisor of the logits, in sampling and in the loss."""

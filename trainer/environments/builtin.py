@@ -249,10 +249,20 @@ class Guess(BuiltInTask):
             low, high = (guess + 1, high) if guess < problem.answer else (low, guess - 1)
 
 
+@dataclass(eq=False)
 class ToolTask(BuiltInTask):
-    """Task that takes two questions to a tool, such as `?37*4`, and an answer, such as `=173`."""
+    """Task that takes two questions to a tool, such as `?37*4`, and an answer, such as `=173`.
 
-    max_turns = 3
+    turns: maximum number of turns. With a single turn the tool is of no use, and the answer has to be guessed.
+    """
+
+    bounds = (1, 16)
+    turns: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the option as `BuiltInTask.__post_init__` does."""
+        super().__post_init__()
+        self.max_turns = self.turns
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the reply as `Environment.reply` describes."""
@@ -289,7 +299,8 @@ class Lookup(ToolTask):
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
-        return *(f"?{key}" for key in problem.answer), "=" + "".join(problem.answer.values())
+        turns = *(f"?{key}" for key in problem.answer), "=" + "".join(problem.answer.values())
+        return turns[-self.turns :]
 
 
 @dataclass(eq=False)
@@ -312,7 +323,8 @@ class Calculate(ToolTask):
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Return a solution as `Environment.solution` describes."""
         one, factor, more = problem.answer
-        return f"?{one}*{factor}", f"?{one * factor}+{more}", f"={one * factor + more}"
+        turns = f"?{one}*{factor}", f"?{one * factor}+{more}", f"={one * factor + more}"
+        return turns[-self.turns :]
 
 
 def _whole_number(turn: str) -> int | None:

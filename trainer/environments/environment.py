@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.data.tokens import Tokenizer
+from trainer.environments.sandbox import SandboxUnavailable
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,19 @@ class Problem:
     answer: Any
 
 
+class ReplyUnavailable(SandboxUnavailable):
+    """Error for a reply that this computer cannot give, or cannot reproduce. It proves nothing about a rollout's maker."""
+
+
+class ReplyDiffers(ValueError):
+    """Error for an output in which a reply is not the one that the environment gives here."""
+
+
 class Environment(ABC):
     """Environment with problems 0 to `size` - 1, and their replies and scores."""
 
     max_turns: int = 1
-    """Maximum number of turns of a conversation."""
+    """Maximum number of turns of a conversation; nothing replies to the last one."""
 
     @property
     @abstractmethod
@@ -65,8 +74,15 @@ class Environment(ABC):
             return ""
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """Return the environment's reply to these turns (at least one), or None if the conversation is over."""
+        """Return the environment's reply to these turns (at least one), or None if the conversation is over.
+
+        An exception means that this computer failed; it is not a reply. `reply_tokens` adds the limit on turns.
+        """
         return None
+
+    def has_exact_replies(self, problem: Problem) -> bool:
+        """Return True if every computer gives the same replies, because none of them comes from a program of the model."""
+        return True
 
     def _checked(self, index: int) -> int:
         if not 0 <= index < self.size:
@@ -106,14 +122,19 @@ class OuterEnvironment(Environment):
         environment, inner = self.inner(problem)
         return environment.reply(inner, turns)
 
+    def has_exact_replies(self, problem: Problem) -> bool:
+        """Return the inner environment's `has_exact_replies`."""
+        environment, inner = self.inner(problem)
+        return environment.has_exact_replies(inner)
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Conversations as tokens: the layout of an example, and the reading of a rollout's output back into turns.
 #
 # The output of a rollout is: turn, end token, reply, turn, end token, reply, …, turn, end token. If generation stopped at
-# its length limit, the output ends within a turn, or before a reply that did not fit, but never within a reply. `made` marks
-# the tokens that the model chose (turns and end tokens). All other tokens must be exactly the environment's replies, or the
-# output is refused.
+# a limit on the output or the turn, the output ends within a turn, or before a reply that did not fit, but never within a
+# reply. `made` marks the tokens that the model chose (turns and end tokens). All other tokens must be exactly the
+# environment's replies, or the output is refused.
 
 
 @dataclass(frozen=True)
@@ -136,19 +157,39 @@ def example_tokens(environment: Environment, index: int, tokenizer: Tokenizer) -
         output += tokens
         made += [True] * len(tokens)
         if count < len(turns):
-            tokens = tokenizer.reply(environment.reply(problem, turns[:count]) or "")
+            tokens = reply_tokens(environment, problem, turns[:count], tokenizer) or []
             output += tokens
             made += [False] * len(tokens)
     return ExampleTokens(tuple(tokenizer.prompt(problem.prompt)), tuple(output), tuple(made))
 
 
+def reply_tokens(environment: Environment, problem: Problem, turns: Sequence[str], tokenizer: Tokenizer) -> list[int] | None:
+    """Return the tokens of the reply to these turns (at least one), or None if the conversation is over.
+
+    Raises ReplyUnavailable if the environment fails, with any exception.
+    """
+    if len(turns) >= environment.max_turns:
+        return None
+    try:
+        reply = environment.reply(problem, turns)
+        return None if reply is None else tokenizer.reply(reply)
+    except Exception as error:  # an environment may fail in any way; its text may contain the model's
+        raise ReplyUnavailable(f"the environment gives no reply here: {type(error).__name__}") from error
+
+
 def read_turns(
-    environment: Environment, problem: Problem, output: Sequence[int], made: Sequence[bool], tokenizer: Tokenizer
+    environment: Environment,
+    problem: Problem,
+    output: Sequence[int],
+    made: Sequence[bool],
+    tokenizer: Tokenizer,
+    max_turn_tokens: int = 0,
 ) -> tuple[str, ...]:
     """Return the model's turns in a rollout's output.
 
-    Raises ValueError with one sentence if a reply in the output is not the environment's, or if the output continues after
-    the conversation is over.
+    max_turn_tokens: maximum length of a turn with its end token; 0 for any.  Raises ReplyDiffers with one sentence if a
+    reply in the output is not the environment's, another ValueError if the output has no such form or continues after the
+    conversation is over, and ReplyUnavailable.
     """
     if len(output) != len(made):
         raise ValueError("a rollout says of each output token whether the model chose it")
@@ -163,14 +204,16 @@ def read_turns(
             if output[place - 1] in tokenizer.ends:
                 break
         tokens = output[start:place]
+        if 0 < max_turn_tokens < len(tokens):
+            raise ValueError(f"turn {len(turns) + 1} has {len(tokens)} tokens, more than {max_turn_tokens}")
         ended = tokens[-1] in tokenizer.ends
         turns.append(tokenizer.decode(tokens[:-1] if ended else tokens))
         if place == len(output):
             break
-        reply = environment.reply(problem, turns) if ended else None
-        said = [] if reply is None else tokenizer.reply(reply)
+        reply = reply_tokens(environment, problem, turns, tokenizer) if ended else None
+        said = reply or []
         if list(output[place : place + len(said)]) != said or any(made[place : place + len(said)]):
-            raise ValueError(f"after turn {len(turns)} the rollout lacks the environment's reply")
+            raise ReplyDiffers(f"after turn {len(turns)} the rollout lacks the environment's reply")
         place += len(said)
         if reply is None and place < len(output):
             raise ValueError(f"the rollout continues after turn {len(turns)}, the end of the conversation")

@@ -20,6 +20,14 @@ from typing import Any
 
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.sandbox import Limits, Sandbox
+from trainer.environments.tools import (
+    REPLIES_KEPT,
+    ToolLimits,
+    calls_in,
+    function_schema,
+    prompt_with_tools,
+    response,
+)
 from trainer.extras import install_command
 
 MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, file_bytes=64 << 20, output_bytes=64 << 20)
@@ -252,9 +260,11 @@ def answer_element(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------------------
 # Tasks of `verifiers` tasksets (the extra `rl`, its v1 interface): published packages of tasks with rewards.
 #
-# A suitable taskset has plain texts, one turn for each task, and scores that depend on the text alone. Tasksets that need
-# tools, a container, a judge or a simulated user are refused, because no other peer could recompute their rewards from a
-# rollout. A taskset that downloads its data does not load, because it runs in the sandbox, like all code that reads a
+# A suitable taskset has plain texts, and scores that depend on the conversation alone. It may have tools: methods of a
+# `Toolset` that are marked with `@vf.tool`. A harness would reach them through a server; here they are called directly, in
+# the sandbox, in a new process for each turn, which first makes the calls of the earlier turns again. Tasksets that need a
+# remote server, a container, a judge or a simulated user are refused, because no other peer could recompute their rewards
+# from a rollout. A taskset that downloads its data does not load, because it runs in the sandbox, like all code that reads a
 # model's text.
 
 
@@ -264,21 +274,49 @@ MAX_TASKS = 10_000
 """Maximum number of tasks taken from a taskset; some tasksets are endless."""
 
 VERIFIERS_PROGRAM = """
-import asyncio, inspect, itertools
+import asyncio, inspect, itertools, typing
 import verifiers.v1 as vf
+from pydantic import TypeAdapter
 from verifiers.v1.graph import MessageNode
-from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
+from verifiers.v1.state import State
+from verifiers.v1.types import AssistantMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
 
-def tasks(question):
+def opened(question):
     name = question["taskset"]
-    return iter(taskset_class(name)(taskset_config_type(name)(id=name)))
+    return taskset_class(name)(taskset_config_type(name)(id=name))
 
-def fault(task):
+def toolsets_of(taskset, task):
+    shared = getattr(taskset, "toolsets", None)
+    return [*(shared(taskset.config) if shared else ()), *task.toolsets(task.config)]
+
+def functions_of(toolsets):
+    found = {}
+    for toolset in toolsets:
+        for name in dir(type(toolset)):
+            if getattr(getattr(type(toolset), name), "tool", None) is True:
+                function = getattr(toolset, name)
+                short = getattr(function, "tool_name", None) or name
+                hints = typing.get_type_hints(function)
+                types = {each: TypeAdapter(hints.get(each, typing.Any)) for each in inspect.signature(function).parameters}
+                found["_".join(filter(None, (toolset.server_name, short)))] = function, types
+    return found
+
+def schema_of(function, types):
+    parameters = inspect.signature(function).parameters
+    return (function.__doc__ or "").strip(), {
+        "type": "object",
+        "properties": {name: each.json_schema() for name, each in types.items()},
+        "required": [name for name, each in parameters.items() if each.default is each.empty],
+    }
+
+def fault(task, toolsets):
     if task.NEEDS_CONTAINER:
         return "needs a container"
-    if task.toolsets(task.config):
-        return "needs tools"
+    if any(getattr(toolset.config, "url", None) for toolset in toolsets):
+        return "needs tools of a server"
+    if any(type(toolset.state) is not State for toolset in toolsets):
+        return "has tools that share a state with its rewards"
     if task.plugged_judges():
         return "needs a judge"
     if not isinstance(task.data.prompt, str):
@@ -288,11 +326,54 @@ def fault(task):
         return "has no reward that follows from the text alone"
     return None
 
+def listed(question):
+    taskset, prompts, schemas = opened(question), [], None
+    for task in itertools.islice(taskset.load(), question["most"]):
+        toolsets = toolsets_of(taskset, task)
+        reason, own = fault(task, toolsets), {name: schema_of(*each) for name, each in functions_of(toolsets).items()}
+        if schemas is None:
+            schemas = own
+        if reason or own != schemas:
+            return {"refused": f"task {len(prompts)} {reason or 'has other tools than the first'}"}
+        prompts.append("\\n".join(filter(None, (task.data.system_prompt, task.data.prompt))))
+    return {"prompts": prompts, "tools": [[name, *each] for name, each in (schemas or {}).items()]}
+
+async def called(functions, name, arguments):
+    if name not in functions:
+        return "error: there is no such function; there are " + ", ".join(functions)
+    function, types = functions[name]
+    try:
+        inspect.signature(function).bind(**arguments)
+        arguments = {each: types[each].validate_python(value) for each, value in arguments.items()}
+    except (TypeError, ValueError, KeyError):
+        return "error: wrong arguments"
+    try:
+        said = function(**arguments)
+        said = await said if inspect.isawaitable(said) else said
+    except Exception as error:
+        return "error: " + type(error).__name__
+    return said if isinstance(said, str) else json.dumps(said, default=str)
+
+async def results(task, toolsets, calls):
+    for toolset in toolsets:
+        await toolset.setup()
+        await toolset.setup_task(task.data)
+    functions = functions_of(toolsets)
+    guard()
+    return [await called(functions, *call) for call in calls]
+
 async def score(task, said):
-    texts = [SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
-    texts.append(UserMessage(content=task.data.prompt))
-    nodes = [MessageNode(message=text, parent=place - 1 if place else None) for place, text in enumerate(texts)]
-    nodes.append(MessageNode(message=AssistantMessage(content=said), parent=len(nodes) - 1, sampled=True))
+    nodes = []
+    def add(message, sampled=False):
+        nodes.append(MessageNode(message=message, parent=len(nodes) - 1 if nodes else None, sampled=sampled))
+    if task.data.system_prompt:
+        add(SystemMessage(content=task.data.system_prompt))
+    add(UserMessage(content=task.data.prompt))
+    for turn in said:
+        calls = [ToolCall(id=id, name=name, arguments=json.dumps(given)) for id, name, given, _ in turn["calls"]]
+        add(AssistantMessage(content=turn["text"], tool_calls=calls or None), sampled=True)
+        for id, _, _, result in turn["calls"]:
+            add(ToolMessage(tool_call_id=id, content=result))
     about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     trace = vf.Trace(task=about, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, ok=True, is_completed=True)
     await task.score(trace)
@@ -300,14 +381,11 @@ async def score(task, said):
 
 def answer(question):
     if "number" not in question:
-        prompts = []
-        for task in itertools.islice(tasks(question), question["most"]):
-            reason = fault(task)
-            if reason:
-                return {"refused": f"task {len(prompts)} {reason}"}
-            prompts.append("\\n".join(filter(None, (task.data.system_prompt, task.data.prompt))))
-        return {"prompts": prompts}
-    task = next(itertools.islice(tasks(question), question["number"], None))
+        return listed(question)
+    taskset = opened(question)
+    task = next(itertools.islice(iter(taskset.load()), question["number"], None))
+    if "calls" in question:
+        return {"results": asyncio.run(results(task, toolsets_of(taskset, task), question["calls"]))}
     guard()
     return {"score": float(asyncio.run(score(task, question["said"])))}
 """
@@ -316,8 +394,12 @@ def answer(question):
 class VerifiersTasks(Environment):
     """Environment of the first `MAX_TASKS` tasks of an installed taskset, with the taskset's default settings."""
 
-    def __init__(self, taskset: str) -> None:
-        """Load a taskset. Raises ValueError if the taskset is not installed, does not load, or is not suitable."""
+    def __init__(self, taskset: str, turns: int = 4, reply_bytes: int = 1024) -> None:
+        """Load a taskset.  turns, reply_bytes: as in `ToolLimits`, for a taskset with tools.
+
+        Raises ValueError if the taskset is not installed, does not load, or is not suitable.
+        """
+        self._limits = ToolLimits(turns, reply_bytes)
         self.version = f"verifiers {installed_version(*VERIFIERS)} {taskset}"
         self._taskset = taskset
         self._scorer = PackageProgram(VERIFIERS_PROGRAM)
@@ -327,6 +409,10 @@ class VerifiersTasks(Environment):
         self._prompts: list[str] = answer["prompts"]
         if not self._prompts:
             raise ValueError(f"the taskset {taskset} has no tasks")
+        self._schemas = [function_schema(*each) for each in answer["tools"]]
+        if self._schemas:
+            self.max_turns = turns
+        self._results = lru_cache(REPLIES_KEPT)(self._called)
 
     @property
     def size(self) -> int:
@@ -335,14 +421,46 @@ class VerifiersTasks(Environment):
 
     def problem(self, index: int) -> Problem:
         """Return the problem as `Environment.problem` describes."""
-        return Problem(index, self._prompts[self._checked(index)], None)
+        prompt = self._prompts[self._checked(index)]
+        return Problem(index, prompt_with_tools(prompt, self._schemas, self.max_turns) if self._schemas else prompt, None)
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """Return the results of the calls in the last turn, or None without a call.  Raises SandboxUnavailable."""
+        results = self._results(problem.index, tuple(turns)) if self._schemas else ()
+        return response([result for *_, result in results], self._limits.reply_bytes) if results else None
+
+    def has_exact_replies(self, problem: Problem) -> bool:
+        """Return False for a taskset with tools, because the package's functions may be slow."""
+        return not self._schemas
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """Score the turn as `Environment.score` describes."""
-        if len(turns) != 1:
+        """Score the turns as `Environment.score` describes."""
+        if not 0 < len(turns) <= self.max_turns:
             return 0.0
-        return self._scorer.score({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
+        said = []
+        for count, turn in enumerate(turns, start=1):
+            results = self._results(problem.index, tuple(turns[:count])) if self._schemas and count < len(turns) else ()
+            said.append({"text": turn, "calls": [(f"{count}.{at}", *each) for at, each in enumerate(results)]})
+        return self._scorer.score({"taskset": self._taskset, "number": problem.index, "said": said})
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Raise ValueError, because tasks of verifiers do not include solutions."""
         raise ValueError("tasks of verifiers have no solutions, so they cannot serve as examples")
+
+    def _called(self, index: int, turns: tuple[str, ...]) -> tuple[tuple[str, Mapping[str, Any], str], ...]:
+        """Return name, arguments and result of each call in the last turn, after those of the turns before it."""
+        calls = [calls_in(turn) for turn in turns]
+        if not calls[-1]:
+            return ()
+        made = [(call.name, call.arguments) for each in calls for call in each if not call.flaw]
+        try:
+            question = {"taskset": self._taskset, "number": index, "calls": made}
+            said = [*map(str, self._scorer.ask(question)["results"])] if made else []
+        except (ValueError, KeyError, TypeError):  # it ended, or took too long
+            said = []
+        said += ["error: the function ended without a result"] * (len(made) - len(said))
+        last = [call for call in calls[-1] if not call.flaw]
+        results = iter(said[len(made) - len(last) :])
+        return tuple(
+            (call.name, call.arguments or {}, f"error: {call.flaw}" if call.flaw else next(results)) for call in calls[-1]
+        )

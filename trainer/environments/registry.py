@@ -7,13 +7,15 @@ import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainer.environments import builtin, packages, task_file
+from trainer.environments import builtin, packages, task_file, tools
 from trainer.environments.environment import Environment, OuterEnvironment, Problem
 from trainer.environments.packages import PackageProgram, ReasoningGym, VerifiersTasks, installed_version
 from trainer.environments.records import ALL, SolveRates
+from trainer.environments.sandbox import Sandbox
+from trainer.environments.tools import ToolLimits
 from trainer.environments.verification import MATH_VERIFY, check_maths
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -166,12 +168,15 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "lookup": builtin.Lookup,
     "calculate": builtin.Calculate,
     "mixture": lambda of: Mixture([open_environment(**part) for part in _parts(of)]),
+    "tools": lambda of, use, turns=4, reply_bytes=1024, seconds=5, corpus=None, digest=None: _with_tools(
+        open_environment(**_single(of)), use, ToolLimits(turns, reply_bytes, seconds), corpus, digest
+    ),
     "jsonl": task_file.open_file,
     "reasoning-gym": ReasoningGym,
     "verifiers": VerifiersTasks,
 }
 PACKAGES = {"reasoning-gym": packages.REASONING_GYM, "verifiers": packages.VERIFIERS}
-MIXTURE, FILE, TASKS = "mixture", "jsonl", "tasks/"
+MIXTURE, WITH_TOOLS, FILE, TASKS = "mixture", "tools", "jsonl", "tasks/"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
@@ -190,20 +195,28 @@ def open_environment(name: str, **options: Any) -> Environment:
 def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRates = ALL) -> Environment:
     """Open the environment that a run's manifest names. Raises the errors of `open_environment`.
 
-    files: paths of the run's files, by name; a file of tasks is named `TASKS` + the environment's name for the file. rates:
-    bounds on the solve rates of tasks in files; tasks outside the bounds get no number.
+    files: paths of the run's files, by name; a file of tasks or a corpus is named `TASKS` + the environment's name for the
+    file. rates: bounds on the solve rates of tasks in files; tasks outside the bounds get no number.
     """
-    name, parts = _named(text)
-    opened: list[Environment] = []
-    for part in parts:
-        if part["name"] != FILE:
-            opened.append(open_environment(**part))
-            continue
-        called = TASKS + part["path"]
-        if files is None or called not in files:
-            raise ValueError(f"the run's file {called} is not here")
-        opened.append(task_file.open_rated(files[called], part["digest"], rates))
-    return Mixture(opened) if name == MIXTURE else opened[0]
+
+    def path_of(name: str) -> str:
+        if files is None or TASKS + name not in files:
+            raise ValueError(f"the run's file {TASKS + name} is not here")
+        return files[TASKS + name]
+
+    def opened(part: dict[str, Any]) -> Environment:
+        name, options = part["name"], {key: value for key, value in part.items() if key != "name"}
+        if name == MIXTURE:
+            return Mixture([opened(inner) for inner in options["of"]])
+        if name == WITH_TOOLS:
+            limits = ToolLimits(**{key: options[key] for key in ("turns", "reply_bytes", "seconds") if key in options})
+            corpus = path_of(options["corpus"]) if "corpus" in options else None
+            return _with_tools(opened(_single(options["of"])), options["use"], limits, corpus, options.get("digest"))
+        if name == FILE:
+            return task_file.open_rated(path_of(options["path"]), options["digest"], rates)
+        return open_environment(**part)
+
+    return opened(_named(text))
 
 
 def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
@@ -219,35 +232,48 @@ def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None
 
 def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
     """Return the number of an environment's problems, given the tasks in its files; None if it is not known here."""
-    sizes: list[int | None] = []
-    for part in _named(text)[1]:
+
+    def size_of(part: dict[str, Any]) -> int | None:
+        if part["name"] == MIXTURE:
+            sizes = [size_of(inner) for inner in part["of"]]
+            known = [size for size in sizes if size is not None]
+            return len(sizes) * min(known) if len(known) == len(sizes) else None
+        if part["name"] == WITH_TOOLS:
+            return size_of(_single(part["of"]))
         if part["name"] == FILE:
-            sizes.append(tasks.get(part["path"]))
-        else:
-            sizes.append(open_environment(**part).size if part["name"] in BUILT_IN else None)
-    known = [size for size in sizes if size is not None]
-    return len(sizes) * min(known) if len(known) == len(sizes) else None
+            return tasks.get(part["path"])
+        return open_environment(**part).size if part["name"] in BUILT_IN else None
+
+    return size_of(_named(text))
 
 
 def files_of(text: str) -> list[tuple[str, str]]:
     """Return names and digests of the files that a run's environment reads.  Raises ValueError."""
-    return sorted({(part["path"], part["digest"]) for part in _named(text)[1] if part["name"] == FILE})
+    return sorted({(part[key], part["digest"]) for part, key in _reading(_named(text))})
+
+
+def corpora_of(text: str) -> set[str]:
+    """Return the names of the files that a run's environment reads as corpora, not as tasks.  Raises ValueError."""
+    return {part[key] for part, key in _reading(_named(text)) if key == "corpus"}
 
 
 def with_digests(text: str, digest: Callable[[str], str]) -> str:
-    """Return this name for a manifest, with a digest added to each file of tasks that has none.
+    """Return this name for a manifest, with a digest added to each file that has none.
 
     digest: returns the digest of a file, given the environment's name for the file. Raises ValueError for a malformed name,
     and passes on any exception of `digest`.
     """
     name, options = read_name(text)
-    parts = options.get("of") if name == MIXTURE else [options]
     incomplete = False
-    for part in parts if isinstance(parts, list) else []:
-        path = part.get("path")
-        if part.get("name", name) == FILE and "digest" not in part and isinstance(path, str) and _FILE_NAME.fullmatch(path):
-            part["digest"], incomplete = digest(path), True
-    return write_name(name, options) if incomplete else text
+    named = {"name": name, **options}
+    try:
+        reading = [*_reading(named)]
+    except ValueError:  # reported when the environment is opened
+        return text
+    for part, key in reading:
+        if "digest" not in part and isinstance(part[key], str) and _FILE_NAME.fullmatch(part[key]):
+            part["digest"], incomplete = digest(part[key]), True
+    return write_name(named.pop("name"), named) if incomplete else text
 
 
 def check_packages(text: str) -> None:
@@ -256,39 +282,94 @@ def check_packages(text: str) -> None:
     Only the file itself shows which packages its tasks need. So math-verify may be missing, but must work if installed.
     Raises ValueError for a malformed or unknown name.
     """
-    for part in _named(text)[1]:
+    for part in _parts_below(_named(text)):
         if part["name"] == FILE and importlib.util.find_spec(MATH_VERIFY[0]) is not None:
             check_maths()
+        if part["name"] == WITH_TOOLS and tools.PythonTool.name in part["use"]:
+            Sandbox()
         if part["name"] in PACKAGES:
             installed_version(*PACKAGES[part["name"]])
             PackageProgram("")
 
 
-def _named(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the name, and the environments of a mixture or the single environment, each with its name and checked options.
+def _named(text: str) -> dict[str, Any]:
+    """Return the named environment, with its name and checked options; the environments inside another one are in `of`.
 
-    Manifests come from strangers, so a path of tasks must not lead elsewhere.  Tasks need a digest, so that all peers have
-    the same ones.  Raises ValueError.
+    Manifests come from strangers, so a path must not lead elsewhere.  Files need a digest, so that all peers have the same
+    ones.  Raises ValueError.
     """
     name, options = read_name(text)
-    _opener(name, options)
-    parts = _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
-    if name == MIXTURE and (not parts or any(part["name"] == MIXTURE for part in parts)):
-        raise ValueError(
-            "a mixture cannot contain a mixture; list the environments themselves, as in mixture(add(digits=3), sort)"
-        )
-    for part in parts:
+    named = {"name": name, **options}
+    for part in _parts_below(named):
         _opener(part["name"], {key: value for key, value in part.items() if key != "name"})
-        if part["name"] != FILE:
-            continue
-        path, digest = part["path"], part.get("digest")
+        if part["name"] == MIXTURE and (not part["of"] or any(inner["name"] == MIXTURE for inner in _parts(part["of"]))):
+            raise ValueError(
+                "a mixture cannot contain a mixture; list the environments themselves, as in mixture(add(digits=3), sort)"
+            )
+        if part["name"] == WITH_TOOLS:
+            _check_tools(part)
+    for part, key in _reading(named):
+        path, digest = part[key], part.get("digest")
         if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
-            raise ValueError("the path of a run's tasks must be the name of a file, without folders")
+            raise ValueError("the path of a run's tasks or corpus must be the name of a file, without folders")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise ValueError(
-                "a file of tasks needs its digest, so that all peers have the same; `peer run create RUN.toml` adds it"
+                "a file of tasks or a corpus needs its digest, so that all peers have the same; "
+                "`peer run create RUN.toml` adds it"
             )
-    return name, parts
+    return named
+
+
+def _parts_below(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield an environment, and all the environments inside it.  Raises ValueError for a malformed list of environments."""
+    yield part
+    if part["name"] in (MIXTURE, WITH_TOOLS) and "of" in part:
+        for inner in _parts(part["of"]):
+            yield from _parts_below(inner)
+
+
+def _reading(part: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each environment that reads a file, with the option that names the file."""
+    for each in _parts_below(part):
+        for name, key in ((FILE, "path"), (WITH_TOOLS, "corpus")):
+            if each["name"] == name and key in each:
+                yield each, key
+
+
+def _single(of: Any) -> dict[str, Any]:
+    parts = _parts(of)
+    if len(parts) != 1:
+        raise ValueError('tools are added to one environment, as in tools(add(digits=5), use=["calculator"])')
+    return parts[0]
+
+
+def _check_tools(part: Mapping[str, Any]) -> None:
+    """Raise ValueError for tools that no peer could open."""
+    use, inner = part["use"], _single(part["of"])
+    known = isinstance(use, list) and use and all(isinstance(name, str) and name in tools.TOOLS for name in use)
+    if not known or len(set(use)) != len(use):
+        raise ValueError(f"use is a list of tools, each once: {', '.join(tools.TOOLS)}")
+    if (tools.CorpusSearch.name in use) != ("corpus" in part):
+        raise ValueError('the tool search needs a file of documents, as in use=["search"], corpus="docs.jsonl"')
+    ToolLimits(**{key: part[key] for key in ("turns", "reply_bytes", "seconds") if key in part})
+    if inner["name"] in (MIXTURE, WITH_TOOLS):
+        raise ValueError("tools are added to each environment of a mixture, as in mixture(tools(add, use=[…]), sort)")
+    if inner["name"] in BUILT_IN and open_environment(**inner).max_turns > 1:
+        raise ValueError(f"{inner['name']} has several turns itself, so no tools can be added to it")
+
+
+def _with_tools(own: Environment, use: Any, limits: ToolLimits, corpus: str | None, digest: str | None) -> Environment:
+    made: list[tools.Tool] = []
+    for name in use:
+        if name == tools.Calculator.name:
+            made.append(tools.Calculator())
+        elif name == tools.PythonTool.name:
+            made.append(tools.PythonTool(limits.seconds))
+        elif name == tools.CorpusSearch.name and corpus is not None:
+            made.append(tools.CorpusSearch(tools.read_corpus(task_file.read_file(corpus, digest)), limits.reply_bytes))
+        else:
+            raise ValueError(f"there is no tool {name!r} without a corpus; there are {', '.join(tools.TOOLS)}")
+    return tools.WithTools(own, made, limits)
 
 
 def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]:

@@ -135,14 +135,18 @@ class Batch:
             at += len(block)
         self.cache.clear()
 
-    def begin(self, slot: int, prompt: Sequence[int], key: int, last: int, ends: Sequence[int]) -> None:
-        """Put a sequence into a slot, without running it.  last: the last position that the sequence may have."""
-        self._keys[slot], self._last[slot] = key, last
+    def begin(self, slot: int, prompt: Sequence[int], key: int, room: int, ends: Sequence[int]) -> None:
+        """Put a sequence into a slot, without running it.  room: as in `append`."""
+        self._keys[slot] = key
         self._ends[slot] = torch.tensor([*ends, *[NO_TOKEN] * (MOST_END_TOKENS - len(ends))])
-        self.append(slot, 0, prompt)
+        self.append(slot, 0, prompt, room)
 
-    def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
-        """Continue a sequence, from position `first`, with tokens that the model did not choose."""
+    def append(self, slot: int, first: int, tokens: Sequence[int], room: int) -> None:
+        """Continue a sequence, from position `first`, with tokens that the model did not choose.
+
+        room: maximum number of tokens of the turn that follows.
+        """
+        self._last[slot] = first + len(tokens) + room - 1
         self.tokens[slot, first : first + len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         self.position[slot] = first + len(tokens) - 1
 
@@ -342,8 +346,7 @@ class Engine(Generator):
 
     def _begin(self, slot: int, request: Request) -> None:
         self._slots[slot] = _Sequence(request, len(request.prompt))
-        last = len(request.prompt) + request.max_tokens - 1
-        self._batch.begin(slot, request.prompt, request.key, last, request.end_tokens)
+        self._batch.begin(slot, request.prompt, request.key, request.turn_room(0), request.end_tokens)
 
     def _feed(self) -> None:
         """Compute a block of known tokens, and the first token after the last of them."""
@@ -378,7 +381,7 @@ class Engine(Generator):
             else:
                 begin = sequence.tokens - len(sequence.request.prompt)
                 sequence.unmade.append(slice(begin, begin + len(said)))
-                self._batch.append(slot, sequence.tokens, said)
+                self._batch.append(slot, sequence.tokens, said, sequence.request.turn_room(begin + len(said)))
                 sequence.tokens += len(said)
                 sequence.running = False  # until these tokens are computed
 

@@ -24,7 +24,8 @@ class Request:
     """Request for a completion.
 
     key: key of the noise (`sampling.stream_key`). max_tokens: maximum length of the output, replies included. end_tokens:
-    tokens that end the model's turn and belong to it; at most MOST_END_TOKENS.
+    tokens that end the model's turn and belong to it; at most MOST_END_TOKENS. max_turn_tokens: maximum length of a turn, at
+    which the completion ends; 0 for no other limit than `max_tokens`.
     """
 
     id: int
@@ -32,6 +33,12 @@ class Request:
     key: int
     max_tokens: int
     end_tokens: tuple[int, ...]
+    max_turn_tokens: int = 0
+
+    def turn_room(self, written: int) -> int:
+        """Return the maximum number of tokens of a turn after this many tokens of the output."""
+        left = self.max_tokens - written
+        return min(left, self.max_turn_tokens) if self.max_turn_tokens else left
 
 
 @dataclass(frozen=True)
@@ -143,9 +150,12 @@ class Generator(ABC):
             raise ValueError("a generator needs parameters before it can complete anything; load some")
 
     def _continuation(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
-        """Return the environment's tokens after a turn, or None if the reply is None or leaves no room for a token."""
+        """Return the environment's tokens after a turn, or None if none follow.
+
+        None follow a turn without an end token, nor if the reply would leave no room for a token.
+        """
         left = request.max_tokens - len(output)
-        if self._reply is None or left < 2:
+        if self._reply is None or left < 2 or output[-1] not in request.end_tokens:
             return None
         said = self._reply(request, output, made)
         if said is None or len(said) >= left:

@@ -243,7 +243,7 @@ class VllmEngine(Generator):
         noise = {"key": request.key, "temperature": self.temperature} if self.temperature else None
         parameters = vllm.SamplingParams(
             temperature=0.0,  # the arg-max, after the noise
-            max_tokens=request.max_tokens - len(sequence.output),
+            max_tokens=request.turn_room(len(sequence.output)),
             stop_token_ids=list(request.end_tokens),
             ignore_eos=True,
             detokenize=False,
@@ -267,7 +267,7 @@ class VllmEngine(Generator):
     def _hidden(self, tokens: Sequence[int]) -> Tensor:
         """Return the final hidden states of all tokens but the last, bf16."""
         rows = len(tokens) - 1
-        self._reference.append(0, 0, tokens)
+        self._reference.append(0, 0, tokens, 0)
         for first in range(0, rows, PREFILL_TOKENS):
             self._reference.feed([Piece(0, first, min(first + PREFILL_TOKENS, rows))])
         return self._reference.hidden[0, :rows]

@@ -18,7 +18,7 @@ from protocol.formats.model import ModelConfig
 from trainer.config import SLOTS
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype
-from trainer.environments.environment import Environment, read_turns
+from trainer.environments.environment import Environment, read_turns, reply_tokens
 from trainer.generate.engine import Engine
 from trainer.generate.generator import Request, Slots, complete
 from trainer.generate.sampling import stream_key
@@ -107,8 +107,8 @@ class Rater:
 
         def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
             problem = environment.problem(problems[request.id // samples])
-            said = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
-            return None if said is None else self._tokenizer.reply(said)
+            turns = read_turns(environment, problem, output, made, self._tokenizer)
+            return reply_tokens(environment, problem, turns, self._tokenizer)
 
         sampling, dtype = self._sampling, default_dtype(self._device)
         engine = Engine(

@@ -4,7 +4,9 @@ The checks run in this order, cheapest first. The first check that fails gives t
 
 * form: the rollout answers an assigned problem and copy, and each copy occurs once; lengths, tokens and proofs are within
   bounds; the prompt is the problem's prompt;
-* conversation: the replies in the output are the environment's replies;
+* conversation: the replies in the output are the environment's replies. Replies that come from a program of the model are
+  checked last, so that nobody but the model chooses the programs. A program may be slow or draw random numbers, so another
+  reply proves nothing: the rollout is then neither accepted nor rejected;
 * computation: prompt and output go through the reference model in one pass, and the hidden states match the proofs (TOPLOC);
 * termination: the output ends when the conversation is over, or at the length limit. An end token that the noise did not
   choose (see sampling) must have a minimum probability. An end token that the noise did choose may be unlikely, because
@@ -21,6 +23,7 @@ reaches the same verdict.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +40,14 @@ from protocol.formats.rl import Precision, RlConfig
 from trainer.config import CHOICES
 from trainer.data.tokens import Tokenizer
 from trainer.device import is_gpu
-from trainer.environments.environment import Environment, Problem, read_turns
+from trainer.environments.environment import (
+    Environment,
+    Problem,
+    ReplyDiffers,
+    ReplyUnavailable,
+    read_turns,
+    reply_tokens,
+)
 from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
 from trainer.models.llama.model import Decoder
 from trainer.rl.betting import HonestBounds
@@ -75,14 +85,29 @@ class FormChecker:
     def read(self, rollout: Rollout) -> tuple[Problem, tuple[str, ...]]:
         """Check a rollout; return its problem and the model's turns.
 
-        Raises `RolloutRefused`, and ValueError if the problem does not exist.
+        Raises `RolloutRefused`, ReplyUnavailable if only the environment's replies could not be checked here, and ValueError
+        if the problem does not exist.
         """
+        problem = self.problem(rollout)
+        return problem, self.turns(problem, rollout)
+
+    def problem(self, rollout: Rollout) -> Problem:
+        """Return a rollout's problem, after the checks that need no reply of the environment.  Raises as `read` does."""
         problem = self._environment.problem(rollout.problem)
         if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
             raise RolloutRefused(RejectionReason.WRONG_PROMPT, f"the prompt is not the prompt of problem {rollout.problem}")
         self._check_bounds(rollout)
+        return problem
+
+    def turns(self, problem: Problem, rollout: Rollout) -> tuple[str, ...]:
+        """Return the model's turns, after a check of the environment's replies.  Raises as `read` does."""
+        written, limit = (rollout.output, rollout.made), self._config.max_turn_tokens
         try:
-            return problem, read_turns(self._environment, problem, rollout.output, rollout.made, self._tokenizer)
+            return read_turns(self._environment, problem, *written, self._tokenizer, limit)
+        except ReplyDiffers as error:
+            if self._environment.has_exact_replies(problem):
+                raise RolloutRefused(RejectionReason.WRONG_REPLY, str(error)) from error
+            raise ReplyUnavailable("a program of the model gives another reply here") from error
         except ValueError as error:
             raise RolloutRefused(RejectionReason.WRONG_REPLY, str(error)) from error
 
@@ -98,6 +123,8 @@ class FormChecker:
         config, count = self._config, len(rollout.output)
         if count > config.max_tokens:
             raise RolloutRefused(RejectionReason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
+        if not rollout.made[0]:
+            raise RolloutRefused(RejectionReason.WRONG_REPLY, "the output does not begin with a turn of the model")
         if max(rollout.output) >= self._model.vocab:
             raise RolloutRefused(
                 RejectionReason.MALFORMED, f"the output has a token {max(rollout.output)}, which does not exist"
@@ -363,6 +390,20 @@ class Judged:
         }
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Conversation of a rollout whose form is right.
+
+    turns: empty until the replies are checked.  stop: the flaw in its end, as a sentence; empty if there is none.  unread:
+    the reason why the environment's replies could not be checked here, as a sentence; empty if they could.
+    """
+
+    problem: Problem
+    turns: tuple[str, ...] = ()
+    stop: str = ""
+    unread: str = ""
+
+
 class Verifier:
     """Verifier of rollouts of one version, with the run's tolerances.
 
@@ -389,11 +430,13 @@ class Verifier:
         between: called before each pass through the model; may wait, or raise.
         """
         verdicts: list[Judged | None] = [None] * len(rollouts)
-        turns: dict[int, tuple[Problem, tuple[str, ...]]] = {}
+        readings: dict[int, Reading] = {}
         seen: set[tuple[int, int]] = set()
         for index, rollout in enumerate(rollouts):
             try:
-                turns[index] = self._check_form(assignment, rollout, seen)
+                problem = self._check_form(assignment, rollout, seen)
+                is_exact = self._environment.has_exact_replies(problem)
+                readings[index] = self._read(problem, rollout) if is_exact else Reading(problem)
             except RolloutRefused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         whole = min(self._config.top_k, self._config.chunk_tokens * self._model.config.dim)
@@ -402,23 +445,29 @@ class Verifier:
             for factor in (1, 1 - DEVICES_APART, 1 + DEVICES_APART)
         )
         honest = HonestBounds.of(self._config, same_precision=assignment.precision is self._precision)
-        for indices in self._micro_batches(rollouts, list(turns)):
+        for indices in self._micro_batches(rollouts, list(readings)):
             between()
             for index, found in zip(indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True):
                 rollout = rollouts[index]
-                stop = self._stop(rollout, *turns[index])
-                judged = self._judge(rollout, self._flaw(own, rollout, *found, stop), own.measured(*found), *turns[index])
-                flaws = [self._flaw(each, rollout, *found, stop) for each in (narrow, wide)]
+                reading, is_refused = readings[index], False
+                flaw = self._flaw(own, rollout, *found, reading.stop)
+                if flaw is None and not self._environment.has_exact_replies(reading.problem):
+                    try:
+                        reading = self._read(reading.problem, rollout)
+                        flaw = (RejectionReason.BAD_TERMINATION, reading.stop) if reading.stop else None
+                    except RolloutRefused as refusal:
+                        flaw, is_refused = (refusal.reason, refusal.detail), True
+                judged = self._judge(rollout, flaw, own.measured(*found), reading)
+                flaws = [self._flaw(each, rollout, *found, reading.stop) for each in (narrow, wide)]
                 other = flaws[0] if judged.reason is None else flaws[1]
                 mismatches, choices = found
                 mantissas = [each.mantissa_mean for each in mismatches]
                 growth = honest.growth(choices.shortfalls, choices.densities, mantissas)
-                verdicts[index] = replace(judged, sure=(other is None) is (judged.reason is None), growth=growth)
+                sure = is_refused or (other is None) is (judged.reason is None)
+                verdicts[index] = replace(judged, sure=sure, growth=growth)
         return [verdict for verdict in verdicts if verdict is not None]
 
-    def _check_form(
-        self, assignment: Assignment, rollout: Rollout, seen: set[tuple[int, int]]
-    ) -> tuple[Problem, tuple[str, ...]]:
+    def _check_form(self, assignment: Assignment, rollout: Rollout, seen: set[tuple[int, int]]) -> Problem:
         place = (rollout.problem, rollout.copy)
         if rollout.problem not in assignment.problems or rollout.copy >= assignment.copies:
             raise RolloutRefused(
@@ -430,7 +479,15 @@ class Verifier:
                 RejectionReason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice"
             )
         seen.add(place)
-        return self._forms.read(rollout)
+        return self._forms.problem(rollout)
+
+    def _read(self, problem: Problem, rollout: Rollout) -> Reading:
+        """Return the reading of a rollout's conversation.  Raises RolloutRefused."""
+        try:
+            turns = self._forms.turns(problem, rollout)
+            return Reading(problem, turns, self._stop(rollout, problem, turns))
+        except ReplyUnavailable as failure:
+            return Reading(problem, unread=str(failure))
 
     # -- computation with the model -----------------------------------------------------------------------------------
 
@@ -509,14 +566,15 @@ class Verifier:
         rollout: Rollout,
         flaw: tuple[RejectionReason, str] | None,
         measured: Measured,
-        problem: Problem,
-        turns: tuple[str, ...],
+        reading: Reading,
     ) -> Judged:
-        made = sum(rollout.made)
+        made, problem = sum(rollout.made), reading.problem
         if flaw is not None:
             return Judged(*flaw, None, measured, made)
+        if reading.unread:
+            return Judged(None, reading.unread, None, measured, made)
         try:
-            reward = self._environment.score(problem, turns)
+            reward = self._environment.score(problem, reading.turns)
         except Exception as error:  # noqa: BLE001 - a failing environment proves nothing about the author
             return Judged(None, f"it could not be scored here: {type(error).__name__}", None, measured, made)
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
@@ -525,17 +583,25 @@ class Verifier:
     def _stop(self, rollout: Rollout, problem: Problem, turns: tuple[str, ...]) -> str:
         """Return the flaw in the end of the output, as a sentence; empty if there is none.
 
-        The output may stop at the limit, or at the end of a turn if no reply follows, or if the reply leaves no room for a
-        token.
+        The output may stop at a limit, or at the end of a turn if no reply follows, or if the reply leaves no room for a
+        token.  Raises ReplyUnavailable.
         """
         left = self._config.max_tokens - len(rollout.output)
         if not left:
             return ""
-        if rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends:
-            reply = self._environment.reply(problem, turns)
-            if reply is None or len(self._tokenizer.reply(reply)) >= left:
+        if not rollout.made[-1] or rollout.output[-1] not in self._tokenizer.ends:
+            if self._config.max_turn_tokens and self._last_turn(rollout) == self._config.max_turn_tokens:
+                return ""
+        else:
+            reply = reply_tokens(self._environment, problem, turns, self._tokenizer)
+            if reply is None or len(reply) >= left:
                 return ""
         return f"the output stops after {len(rollout.output)} tokens without an end"
+
+    def _last_turn(self, rollout: Rollout) -> int:
+        """Return the number of tokens of a last turn without an end token."""
+        pairs = zip(reversed(rollout.output), reversed(rollout.made), strict=True)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[1] and pair[0] not in self._tokenizer.ends, pairs))
 
 
 def _length(rollout: Rollout) -> int:

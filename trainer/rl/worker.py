@@ -26,7 +26,7 @@ from protocol.formats.rl import Precision, RlConfig
 from trainer.config import SLOTS, SPARE_VERSIONS, TrainingConfig
 from trainer.data.tokens import Tokenizer
 from trainer.device import default_dtype, is_gpu
-from trainer.environments.environment import Environment, read_turns
+from trainer.environments.environment import Environment, ReplyUnavailable, read_turns, reply_tokens
 from trainer.environments.records import SolveRates
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.generate.choice import GeneratorName, choose_generator
@@ -312,7 +312,11 @@ class RolloutWorker:
             return []
         answers = []
         for member in found:
-            problem, turns = self._forms.read(member.rollout)
+            try:
+                problem, turns = self._forms.read(member.rollout)
+            except ReplyUnavailable as error:  # a program that gave the same reply before
+                print(f"an answer is not shown: {error}", file=sys.stderr)
+                continue
             try:
                 expected = self._environment.expected(problem)
             except Exception as error:  # noqa: BLE001 - a failing environment must not stop learning
@@ -331,10 +335,9 @@ class RolloutWorker:
         """
         right = sum(member.solved > 0.5 for member in group.members)
         member, twice, same = group.members[round % len(group.members)], False, False
-        problem, turns = self._forms.read(member.rollout)
-        if not self._environment.is_exact(problem):
+        if not self._environment.is_exact(self._environment.problem(member.rollout.problem)):
             with suppress(Exception):
-                same = self._environment.score(problem, turns) == member.solved
+                same = self._environment.score(*self._forms.read(member.rollout)) == member.solved
                 twice = True
         return member.rollout.problem, len(group.members), right, int(twice), int(same), group.batch
 
@@ -399,13 +402,14 @@ class RolloutWorker:
         prompts = {index: tuple(tokenizer.prompt(self._environment.problem(index).prompt)) for index in assignment.problems}
         for number, (index, copy) in enumerate(_places(assignment)):
             key = assignment.key(index, copy)
-            yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
+            limits = self.config.max_tokens, tokenizer.ends, self.config.max_turn_tokens
+            yield Request(number, prompts[index], key, *limits)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
-        """Return the environment's reply, in tokens, after a turn in the current batch, or None."""
+        """Return the tokens of the environment's reply after a turn in the current batch, as `reply_tokens` does."""
         environment, problem = self._environment, self._environment.problem(self._problems[request.id])
-        reply = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
-        return None if reply is None else self._tokenizer.reply(reply)
+        turns = read_turns(environment, problem, output, made, self._tokenizer)
+        return reply_tokens(environment, problem, turns, self._tokenizer)
 
     def _scored(self, rollout: Rollout) -> Scored:
         problem, turns = self._forms.read(rollout)

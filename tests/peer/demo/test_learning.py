@@ -83,7 +83,9 @@ class Stage:
 
     def version(self, reward: float | None) -> None:
         round = self.warm + len(self.aim.rewards)
-        self.says("trainer", ev.RolloutsUsed(round, ["aa"], 64, reward, "", behaviour_kl=(reward or 0) / 10), committed(round))
+        self.says(
+            "trainer", ev.RolloutsUsed(round, ["aa"], 64, reward, "", behaviour_kl=(reward or 0) / 10), committed(round)
+        )
 
     @property
     def over(self) -> bool:

@@ -134,3 +134,17 @@ def test_an_end_token_that_the_prompts_hold_is_told_when_the_run_is_created(envi
     plus = sorted(ByteLevel.alphabet()).index("+")
     with pytest.raises(PeerError, match=r"the prompt of .* cannot be read by the run's model: .* ends a turn"):
         created(plus)
+
+
+def test_a_corpus_to_search_is_a_file_of_the_run(tmp_path: Path) -> None:
+    environment = 'tools(jsonl(path="tasks.jsonl"), use=["search"], corpus="docs.jsonl")'
+    rl = f"[rl]\nenvironment = '{environment}'\nprompts_per_batch = 1\nmax_tokens = 64\nrow_tokens = 1024\n"
+    (tmp_path / "run.toml").write_text(f'name = "rivers"\n[model]\ndim = 16\nlayers = 1\n{rl}')
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "What flows in Africa?", "answer": "Nile"}\n')
+    (tmp_path / "docs.jsonl").write_text('{"title": "Nile", "text": "a river in Africa"}\n')
+    manifest = create_run(tmp_path / "run.toml", tmp_path / "data").manifest
+    assert manifest.rl is not None and manifest.rl.problems == 1
+    assert [file.path for file in manifest.rl.files] == ["docs.jsonl", "tasks.jsonl"]
+    (tmp_path / "docs.jsonl").write_text('{"title": "Nile"}\n')
+    with pytest.raises(PeerError, match=r"docs.jsonl: line 1: a document has a text"):
+        create_run(tmp_path / "run.toml", tmp_path / "data")

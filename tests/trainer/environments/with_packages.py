@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -52,6 +53,41 @@ class Sums(vf.Taskset[SumTask]):
             yield SumTask(SumData(prompt=f"add {n}+{n + 1}", total=2 * n + 1), self.config.task)
 
 __all__ = ["Sums"]
+"""
+WITH_TOOLS = """
+import verifiers.v1 as vf
+
+class ShelfData(vf.TaskData):
+    value: str
+
+class Shelf(vf.Toolset[vf.ToolsetConfig]):
+    TOOL_PREFIX = "shelf"
+
+    async def setup_task(self, task) -> None:
+        self.values, self.asked = {"k": task.value}, 0
+
+    @vf.tool
+    async def look(self, key: str, times: int = 1) -> dict[str, str | int]:
+        \"\"\"Return the value of a key.\"\"\"
+        self.asked += 1
+        return {"value": self.values[key] * times, "asked": self.asked}
+
+class ShelfTask(vf.Task[ShelfData]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Shelf(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def right(self, trace) -> float:
+        tools = [node.message for node in trace.nodes if node.message.role == "tool"]
+        return 0.5 * (trace.last_reply == self.data.value) + 0.5 * (len(tools) == 2)
+
+class Shelves(vf.Taskset[ShelfTask]):
+    def load(self):
+        for n in range(3):
+            yield ShelfTask(ShelfData(prompt="k?", value=f"v{n}"), self.config.task)
+
+__all__ = ["Shelves"]
 """
 
 
@@ -113,6 +149,30 @@ def verifiers() -> None:
             raise AssertionError("a reward that needs a runtime was taken")
         except ValueError as error:
             assert "has no reward that follows from the text alone" in str(error)
+    with _installed("manyhands_toy_shelf", WITH_TOOLS):
+        environment = VerifiersTasks("manyhands-toy-shelf", turns=3)
+        problem = environment.problem(2)
+        assert environment.max_turns == 3 and '"name": "shelf_look"' in problem.prompt, problem.prompt
+        first, second = (_call("shelf_look", key="k", **more) for more in ({}, {"times": 2}))  # type: ignore[arg-type]
+        replies = [environment.reply(problem, turns) for turns in ([first], [first, second], [first, second, "v2"])]
+        assert replies == [
+            '<tool_response>\n{"value": "v2", "asked": 1}\n</tool_response>\n',
+            '<tool_response>\n{"value": "v2v2", "asked": 2}\n</tool_response>\n',
+            None,
+        ], replies
+        wrong = [_call("shelf_look", key="x"), _call("shelf_look"), _call("shelf_look", key="k", times="x"), _call("look")]
+        errors = ["KeyError", "wrong arguments", "wrong arguments", "there is no such function"]
+        for turn, named in zip(wrong, errors, strict=True):
+            assert f"error: {named}" in str(environment.reply(problem, [turn])), turn
+        scores = [
+            environment.score(problem, turns)
+            for turns in ([first, second, "v2"], ["v2"], [first, second, "v1"], [first] * 4)
+        ]
+        assert scores == [1.0, 0.5, 0.5, 0.0], scores
+
+
+def _call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from protocol.formats.model import ModelConfig, parameter_layout
 from protocol.formats.rl import RlConfig
 from tests.trainer.generate.naive import write
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.environment import Environment, Problem, read_turns
+from trainer.environments.environment import Environment, Problem, read_turns, reply_tokens
 from trainer.generate.generator import Request
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
@@ -37,6 +37,7 @@ class Letters(Environment):
 
     def __init__(self, again: str | None = None) -> None:
         self.again = again
+        self.max_turns = 1 if again is None else 2
 
     @property
     def size(self) -> int:
@@ -87,8 +88,7 @@ def generate(
         prompt = tuple(TOKENIZER.encode(problem.prompt))
 
         def reply(request: Request, output: Sequence[int], made: Sequence[bool], problem: Problem = problem) -> Any:
-            said = environment.reply(problem, read_turns(environment, problem, output, made, TOKENIZER))
-            return None if said is None else TOKENIZER.encode(said)
+            return reply_tokens(environment, problem, read_turns(environment, problem, output, made, TOKENIZER), TOKENIZER)
 
         for copy in range(assignment.copies):
             key = assignment.key(index, copy)
