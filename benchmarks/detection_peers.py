@@ -47,7 +47,7 @@ LONG_LAYERS = 2
 """Layers of the models that write outputs of more than `SHORT` tokens, so that these can be afforded."""
 SHARPNESS = 4.0
 """Matrices of a model built from a seed are multiplied with this, so that it has opinions."""
-GROUP = 8
+GROUP, MANY_TURNS = 8, 1 << 20
 RUN, VERSION, ME, OTHER = b"detection", 3, "12D3KooWworker", "12D3KooWother"
 TOKENS_AT_ONCE = 4096
 """Tokens of rollouts that are proven together."""
@@ -57,7 +57,7 @@ class Numbers(Environment):
     """Environment of distinct prompts; the reward is the text's share of letters.  endless: every turn is replied to."""
 
     def __init__(self, endless: bool = False) -> None:
-        self._endless = endless
+        self._endless, self.max_turns = endless, MANY_TURNS if endless else 1
 
     @property
     def size(self) -> int:

@@ -97,7 +97,7 @@ def plain_gradient(
             if other is not None and config.loss == "gspo":
                 ratio, within = (
                     (logp - plain_logp(other, rollout)).mean().exp(),
-                    config.eps * min(1.0, (4 / len(rows)) ** 0.5),
+                    config.eps * min(1.0, 4 / len(rows)),
                 )
                 each = -torch.minimum(ratio * value, ratio.clamp(1 - within, 1 + within) * value).expand(len(rows))
             each = each - config.entropy_weight * chosen.entropy()
