@@ -64,6 +64,8 @@ MODELS: dict[str, Callable[[], ModelConfig]] = {
 class Talk(Environment):
     """Environment with prompts of `PROMPT` bytes, and conversations without an end."""
 
+    max_turns = 1 << 20
+
     @property
     def size(self) -> int:
         return 1 << 20
