@@ -24,6 +24,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
+from warnings import catch_warnings, simplefilter
 
 from peer.corpora.inputs import BuildInput, survey
 from peer.corpora.options import BuildOptions, FieldSelection, OptionWords, TokenFormat
@@ -268,7 +269,10 @@ def _written(record: Mapping[str, Any], raw: RawRow, options: ImportOptions) -> 
         raise OmittedRow(Omission.IMAGE)
     kept = {name: record[name] for name in ("problem_id", "solve_rate", "samples") if name in record}
     named = {"problem_id": f"file {raw.file}, row {raw.row}", **kept}
-    line = json.dumps({**named, **task}).encode() + b"\n"
+    try:
+        line = json.dumps({**named, **task}).encode() + b"\n"
+    except (ValueError, TypeError, RecursionError) as error:  # values of a Python literal that JSON has not
+        raise OmittedRow(Omission.BROKEN) from error
     try:
         return line, type(read_task(line).verification).__name__
     except ValueError as error:
@@ -277,7 +281,10 @@ def _written(record: Mapping[str, Any], raw: RawRow, options: ImportOptions) -> 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
-    return "" if value is None else str(value).strip()
+    try:
+        return "" if value is None else str(value).strip()
+    except ValueError as error:  # a number of more digits than Python writes
+        raise OmittedRow(Omission.BROKEN) from error
 
 
 def _published(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,7 +305,7 @@ def _published(record: Mapping[str, Any]) -> dict[str, Any]:
             raise OmittedRow(Omission.UNANSWERED)
     solution = _text(record, "gold_standard_solution")
     worked = {"gold_standard_solution": solution} if solution else {}
-    return {"task_type": kind, "prompt": record["prompt"], "verification_info": info, **worked}
+    return {"task_type": kind, "prompt": _text(record, "prompt"), "verification_info": info, **worked}
 
 
 def _info(text: str) -> Any:
@@ -309,7 +316,9 @@ def _info(text: str) -> Any:
         if len(text) > MAX_LITERAL_CHARACTERS:
             return None
     try:
-        return ast.literal_eval(text)  # reads literals, and evaluates nothing
+        with catch_warnings():
+            simplefilter("ignore")
+            return ast.literal_eval(text)  # reads literals, and evaluates nothing
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 

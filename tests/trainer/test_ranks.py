@@ -272,9 +272,10 @@ def test_damaged_moments_are_refused_by_all_ranks(tmp_path: Path, capfd: pytest.
 # -- other users of the computer ---------------------------------------------------------------------------------------
 
 
-def listening(*processes: psutil.Process) -> int:
-    """Number of ports at which these processes can be reached."""
-    return sum(each.status == psutil.CONN_LISTEN for process in processes for each in process.net_connections())
+def listening(*processes: psutil.Process) -> set[Any]:
+    """The ports at which these processes can be reached."""
+    connections = (each for process in processes for each in process.net_connections())
+    return {each.laddr for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.slow
@@ -285,7 +286,7 @@ def test_ranks_find_each_other_in_a_file_that_nobody_else_can_open_and_at_no_por
         store = Path(several.store)
         assert (store.stat().st_mode & 0o777, store.stat().st_nlink) == (0o600, 0) and b"/cpu/" in store.read_bytes()
         ranks = [each for each in me.children(recursive=True) if each not in ending]
-        assert listening(me, *ranks) - before == 2, "gloo's alone, one of each rank"
+        assert len(listening(me, *ranks) - before) == 2, "gloo's alone, one of each rank"
 
 
 JOIN = """

@@ -13,12 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from math import gcd
 from typing import NamedTuple
 
 MAX_ANSWER_CHARACTERS = 1000
 """Maximum length of an answer to a maths task; longer answers count as wrong, because parsing them takes too long."""
 ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
-STATED = re.compile(r"(?aim)^[\s>#*_`]*(?:(?:so|the|my|final|correct)\s+)*answer[*_`]*\s*:")
+STATED = re.compile(r"(?aim)^[ \t>#*_`]*(?:(?:so|the|my|final|correct)[ \t]+)*answer[*_`]*[ \t]*:")
 """Pattern of "answer:" at the beginning of a line or right after a box.  In these places it is not part of a sentence,
 so the text after it overrides the box before it."""
 LAST_LINE = re.compile(r"\s*####\s*(\S.*)")
@@ -114,6 +115,7 @@ MINUS = "\u2212"
 MAX_QUANTITY_CHARACTERS = 200
 
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{([0-9]{1,60})\}\{([0-9]{1,60})\}")
+_RATIO = re.compile(r"[+-]?(?:([0-9]{1,60})/([0-9]{1,60})|\\[dt]?frac\{([0-9]{1,60})\}\{([0-9]{1,60})\})")
 _DOLLAR = re.compile(r"([+-]?)\\?\$[ ]?(?=[-+]?[0-9.])")
 _WITH_UNIT = re.compile(rf"((?:{NUMBER.pattern})|{_FRACTION.pattern})(?:\s*(?![0-9.,/])(.+))", re.DOTALL)
 _LATEX_SPACE = re.compile(r"~|\\[,;:! ]")
@@ -252,7 +254,8 @@ def unit_at_end(text: str) -> str:
 _ARROW = re.compile(r"\\(?:to|(?:long|Long)?(?:left)?[rR]ightarrow|implies|iff)\b|[=-]>|[→⇒⟹]")
 _WORD, _SIGN = re.compile(r"[A-Za-z]{4}"), re.compile(r"[0-9\\=^_{}+*/<>|]")
 _OPERATION = re.compile(
-    r"[+*!]|\^(?!\s*\{?\s*\\circ)|(?<=[0-9A-Za-z)}\]])\s*-|\\(?:cdot|times|div|pm|sum|prod|int|binom|[dt]?binom|log|ln|sqrt)\b"
+    r"[+*!×·∗÷⋅]|\^(?!\s*\{?\s*\\circ)|(?<=[0-9A-Za-z)}\]])\s*-|[0-9)}]\s*\(|[0-9]\s+[0-9]"
+    r"|\\(?:cdot|times|ast|div|pm|sum|prod|int|[dt]?binom|log|ln|sqrt|gcd|lcm|sin|cos|tan|lfloor|lceil)(?![A-Za-z])"
 )
 
 
@@ -271,4 +274,13 @@ def is_evasive(right: str, said: str) -> bool:
     left, equals, _ = said.partition("=")
     if equals and "=" not in right and (said.count("=") > 1 or not re.search("[A-Za-z]", left)):
         return True
-    return number_in(plain_answer(right)) is not None and _OPERATION.search(said) is not None
+    return number_in(plain_answer(right)) is not None and (_OPERATION.search(said) is not None or is_unreduced(said))
+
+
+def is_unreduced(text: str) -> bool:
+    """Return True for a fraction that is not in lowest terms, such as "84/4", which may be the question itself."""
+    found = _RATIO.fullmatch(text.strip().replace(MINUS, "-"))
+    if found is None:
+        return False
+    above, below = (int(part) for part in found.groups() if part is not None)
+    return below == 1 or gcd(above, below) > 1

@@ -118,9 +118,9 @@ class OuterEnvironment(Environment):
         return environment.expected(inner)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """Return the inner environment's reply."""
+        """Return the inner environment's reply; None to its last turn."""
         environment, inner = self.inner(problem)
-        return environment.reply(inner, turns)
+        return environment.reply(inner, turns) if len(turns) < environment.max_turns else None
 
     def has_exact_replies(self, problem: Problem) -> bool:
         """Return the inner environment's `has_exact_replies`."""
@@ -215,6 +215,8 @@ def read_turns(
         if list(output[place : place + len(said)]) != said or any(made[place : place + len(said)]):
             raise ReplyDiffers(f"after turn {len(turns)} the rollout lacks the environment's reply")
         place += len(said)
+        if reply is not None and place < len(output) and not made[place]:
+            raise ReplyDiffers(f"after turn {len(turns)} the rollout has more than the environment's reply")
         if reply is None and place < len(output):
             raise ValueError(f"the rollout continues after turn {len(turns)}, the end of the conversation")
     return tuple(turns)

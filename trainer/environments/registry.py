@@ -85,7 +85,7 @@ class _Reader:
                 self.fail("an option that is not there already")
             parts.append({"name": name, **inner})
         else:
-            if found.group(1) in options:
+            if found.group(1) in (*options, "name"):
                 self.fail("an option that is not there already")
             self._at = found.end()
             try:

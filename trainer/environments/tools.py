@@ -35,7 +35,9 @@ from trainer.environments.sandbox import Limits, RunOutcome, Sandbox
 
 MAX_CALLS = 4
 """Maximum number of calls in a turn; further calls are not made."""
-MAX_CALL_CHARACTERS = 1 << 16
+MAX_CALL_CHARACTERS, MAX_DEPTH = 1 << 16, 32
+UNREAD = object()
+_STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"[\[\]{}]")
 REPLIES_KEPT = 1 << 12
 """Replies of an environment that are kept, because reading a rollout asks for those to all of its turns again."""
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -72,11 +74,22 @@ def _call(text: str) -> Call:
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
+        said = UNREAD
+    if said is UNREAD or _depth(text) > MAX_DEPTH:
         return Call(flaw="the call is not JSON")
     name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return Call(flaw="a call has a name and arguments")
     return Call(name, arguments)
+
+
+def _depth(text: str) -> int:
+    """Return how deep the lists and maps of a JSON text are nested; how deep Python reads depends on the computer."""
+    depth = most = 0
+    for sign in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if sign in "[{" else -1
+        most = max(most, depth)
+    return most
 
 
 def response(results: Sequence[str], most_bytes: int) -> str:
@@ -312,17 +325,23 @@ class CorpusSearch(Tool):
     def result(self, text: str) -> str:
         """Return the best documents by the weights of their words; rare words weigh more, by whole numbers."""
         scores: dict[int, int] = defaultdict(int)
-        for word in _words(text[:MAX_QUERY]):
+        count = len(self._documents)
+        for word in list(dict.fromkeys(_WORD.findall(text[:MAX_QUERY].lower())))[:MAX_WORDS]:
             having = self._with.get(word, ())
+            if count > FEW_DOCUMENTS and COMMON * len(having) > count:
+                continue  # it tells little, and costs much
             for number in having:
-                scores[number] += (len(self._documents) // len(having)).bit_length()
+                scores[number] += (count // len(having)).bit_length()
         best = sorted(scores, key=lambda number: (-scores[number], number))[: self.FOUND]
         if not best:
             return "nothing found"
         return "\n".join(shown(": ".join(filter(None, self._documents[number])), max(16, self._each)) for number in best)
 
 
-MAX_QUERY = 1000
+MAX_QUERY, MAX_WORDS = 1000, 32
+"""Most characters of a query, and most different words of it that count."""
+FEW_DOCUMENTS, COMMON = 256, 8
+"""In a corpus of more documents, words that more than every eighth document has do not count."""
 MAX_DOCUMENTS = 1 << 20
 MAX_DOCUMENT_CHARACTERS = 1 << 16
 _WORD = re.compile(r"[0-9a-z\u00e0-\u00f6\u00f8-\u024f\u0370-\u04ff\u4e00-\u9fff]+")

@@ -22,6 +22,7 @@ from trainer.environments.answers import (
     final_answer,
     forms_of,
     is_evasive,
+    is_unreduced,
     is_words,
     plain_answer,
     quantity_in,
@@ -102,7 +103,7 @@ class Verifier:
             return float(_is_text(verification.text.strip(), text))
         if isinstance(verification, NumericAnswer):
             said = quantity_in(plain_answer(final_answer(text)))
-            if said is None or said.unit != verification.unit:
+            if said is None or said.unit != verification.unit or is_unreduced(plain_answer(final_answer(text))):
                 return 0.0
             return float(abs(said.value - verification.value) <= verification.tolerance)
         if isinstance(verification, MathsAnswer):
@@ -117,7 +118,7 @@ class Verifier:
             return False
         number, found = quantity_in(plain_answer(right)), quantity_in(said)
         if number is not None and (found is not None or number.unit):
-            return number == found
+            return number == found and not is_unreduced(said)
         if is_evasive(right, said) or ((unit := unit_at_end(right)) and unit_at_end(said) != unit):
             return False
         assert self._maths

@@ -596,6 +596,8 @@ class Verifier:
             reply = reply_tokens(self._environment, problem, turns, self._tokenizer)
             if reply is None or len(reply) >= left:
                 return ""
+            if not self._environment.has_exact_replies(problem):  # it may have left no room where the rollout was made
+                raise ReplyUnavailable("a program of the model gives a reply here that leaves room to go on")
         return f"the output stops after {len(rollout.output)} tokens without an end"
 
     def _last_turn(self, rollout: Rollout) -> int:
