@@ -81,6 +81,19 @@ def test_numbers_count_as_a_whole(truth: str, said: str, score: float) -> None:
         assert PLAIN.score(verification, shape.format(said)) == score, shape
 
 
+def test_many_lines_after_a_box_are_read_in_one_pass() -> None:
+    """A search that begins at each blank anew would take hours."""
+    for line in ("\n", ">\n", "so\n", " \n"):
+        assert PLAIN.score(NumericAnswer(Fraction(42), Fraction(0)), "\\boxed{42}" + line * 100_000) == 1.0
+
+
+def test_a_product_or_fraction_that_is_left_to_do_is_no_answer() -> None:
+    for said in ("17\\times23", "17×23", "17 · 23", "(17)(23)", "782/2", "\\frac{782}{2}", "\\log2 8"):
+        assert is_evasive("391", said), said
+    for said in ("391", "x = 391", "-391", "391.0", "3/4", "\\frac{3}{4}", "\\frac34"):
+        assert not is_evasive("391", said), said
+
+
 @pytest.mark.parametrize(
     "text",
     [

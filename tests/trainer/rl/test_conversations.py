@@ -97,7 +97,7 @@ def test_a_turn_ends_at_its_limit_and_a_longer_one_is_refused(tmp_path: Path) ->
     assert RejectionReason.BAD_TERMINATION in {each.reason for each in shorter.verify(ASSIGNED, path)}
 
 
-@pytest.mark.parametrize("elsewhere", [Unsure("less? "), Unsure("more? ", fails=True)])
+@pytest.mark.parametrize("elsewhere", [Unsure("less? "), Unsure("mor"), Unsure("more? ", fails=True)])
 def test_a_reply_that_cannot_be_repeated_is_no_fault_of_the_maker(elsewhere: Unsure, tmp_path: Path) -> None:
     path = tmp_path / "batch"
     made(Unsure("more? "), path)
@@ -106,6 +106,13 @@ def test_a_reply_that_cannot_be_repeated_is_no_fault_of_the_maker(elsewhere: Uns
     assert unread and {each.reason for each in judged} == {None}
     assert all(each.detail and each.tokens and each.growth for each in unread)
     assert worker(elsewhere).groups([path]) == []
+
+
+def test_a_reply_that_left_no_room_may_leave_some_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    made(Unsure("more? " * 8), path)
+    judged = worker(Unsure("a")).verify(ASSIGNED, path)
+    assert {each.reason for each in judged} == {None} and any(each.reward is None for each in judged)
 
 
 def test_programs_of_the_model_are_run_only_if_the_model_wrote_them(tmp_path: Path) -> None:
