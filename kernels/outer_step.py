@@ -94,10 +94,6 @@ class OuterStep(NamedTuple):
     momentum: float
 
 
-MEAN = OuterStep(1.0, 0.0)
-"""Outer step that makes the parameters the mean of the members' parameters."""
-
-
 def of_rollouts(weights: Sequence[int]) -> OuterStep:
     """Return the outer step after a round that learned from rollouts, with members of these weights.
 

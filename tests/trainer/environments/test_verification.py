@@ -83,8 +83,8 @@ def test_numbers_count_as_a_whole(truth: str, said: str, score: float) -> None:
 
 def test_many_lines_after_a_box_are_read_in_one_pass() -> None:
     """A search that begins at each blank anew would take hours."""
-    for line in ("\n", ">\n", "so\n", " \n"):
-        assert PLAIN.score(NumericAnswer(Fraction(42), Fraction(0)), "\\boxed{42}" + line * 100_000) == 1.0
+    for again in ("\n", ">\n", "so\n", " \n"):
+        assert PLAIN.score(NumericAnswer(Fraction(42), Fraction(0)), "\\boxed{42}" + again * 100_000) == 1.0
 
 
 def test_a_product_or_fraction_that_is_left_to_do_is_no_answer() -> None:
