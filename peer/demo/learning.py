@@ -105,10 +105,6 @@ class _LearnedVersion:
     rollouts: int
     behaviour_kl: float | None
 
-    def distance(self) -> list[str]:
-        """Return the divergence in words, if it is known."""
-        return [] if self.behaviour_kl is None else [f"KL {self.behaviour_kl:.4f} to the policy that made them"]
-
 
 class Learning:
     """Aim of a cast with rollout peers and validators, as `Training` is of trainers; only the trainer's events count.
@@ -181,7 +177,11 @@ class Learning:
         self._committed = max(self._committed, round + 1)
         if round in self._learned and round not in self._versions_made:
             made = self._versions_made[round] = self._learned[round]
-            told = [f"reward {number(made.reward)} ({made.rollouts} rollouts)", *made.distance(), self._batches()]
+            told = [
+                f"reward {number(made.reward)} ({made.rollouts} rollouts)",
+                *_distance(made.behaviour_kl),
+                self._batches(),
+            ]
             self.news.append(f"{self._version_words()}: {', '.join(told)}")
         elif round < self._warm:
             self.news.append(f"warm-up round {round + 1} of {self._warm}, on solved examples")
@@ -234,7 +234,7 @@ class Learning:
             *(self._compared(self._comparison) if self._comparison is not None else []),
             f"by version      reward (of so many rollouts, with problems of their own)  {curve}",
             *(f"                {', '.join(words[start : start + A_LINE])}" for start in range(0, len(words), A_LINE)),
-            *(f"off policy      {each}, mean over the versions" for each in self._mean_distance()),
+            *(f"off policy      {each}, mean over the versions" for each in _distance(self._mean_kl())),
             f"batches         {self._batches()}",
             *(f"set aside       {each['name']}: {clean(each['reason'], 120)}" for each in self._ejected()),
         ]
@@ -304,9 +304,9 @@ class Learning:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _mean_distance(self) -> list[str]:
+    def _mean_kl(self) -> float | None:
         known = [made.behaviour_kl for made in self._versions_made.values() if made.behaviour_kl is not None]
-        return _LearnedVersion(0.0, 0, fmean(known)).distance() if known else []
+        return fmean(known) if known else None
 
     def _ejected(self) -> list[dict[str, str]]:
         return [
@@ -434,3 +434,8 @@ class StateExamination:
             ) from error
         except SandboxUnavailable as error:
             raise PeerError(str(error), ExitCode.RESOURCES) from error
+
+
+def _distance(kl: float | None) -> list[str]:
+    """Return the divergence from the policy that made the rollouts in words, if it is known."""
+    return [] if kl is None else [f"KL {kl:.4f} to the policy that made them"]

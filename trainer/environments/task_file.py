@@ -22,7 +22,7 @@ from trainer.environments.records import (
     read_tasks,
 )
 from trainer.environments.sandbox import SandboxUnavailable
-from trainer.environments.verification import Verifier, form_of
+from trainer.environments.verification import AnswerVerifier, form_of
 from trainer.extras import command_for
 
 MAX_FILE_BYTES = 512 << 20
@@ -38,7 +38,7 @@ class RecordedTasks(Environment):
         """
         kinds = {type(task.verification) for task in tasks}
         self._tasks = tuple(tasks)
-        self._verifier = Verifier(needs_code=CodeTests in kinds, needs_maths=MathsAnswer in kinds)
+        self._verifier = AnswerVerifier(needs_code=CodeTests in kinds, needs_maths=MathsAnswer in kinds)
         self.digest = digest
         self.version = f"{digest}, {self._verifier.version}"
 

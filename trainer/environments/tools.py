@@ -36,10 +36,10 @@ from trainer.environments.sandbox import Limits, RunOutcome, Sandbox
 MAX_CALLS = 4
 """Maximum number of calls in a turn; further calls are not made."""
 MAX_CALL_CHARACTERS, MAX_DEPTH = 1 << 16, 32
-UNREAD = object()
 _STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"[\[\]{}]")
-REPLIES_KEPT = 1 << 12
-"""Replies of an environment that are kept, because reading a rollout asks for those to all of its turns again."""
+REPLIES_KEPT = 1 << 9
+"""Replies of an environment that are kept, because reading a rollout asks for those to all of its turns again: at most
+128 MiB with the largest limit on a reply."""
 BEGIN, END = "<tool_call>", "</tool_call>"
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 """Characters that change how a terminal shows a text, or that some tokenizer cannot encode. The list is fixed, because the
@@ -72,10 +72,8 @@ def _call(text: str) -> Call:
     if len(text) > MAX_CALL_CHARACTERS:
         return Call(flaw=f"a call has at most {MAX_CALL_CHARACTERS} characters")
     try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
-        said = UNREAD
-    if said is UNREAD or _depth(text) > MAX_DEPTH:
+        said = json.loads(text if _depth(text) <= MAX_DEPTH else "")
+    except ValueError:
         return Call(flaw="the call is not JSON")
     name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):

@@ -82,7 +82,7 @@ KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}
 0."""
 
 
-class Verifier:
+class AnswerVerifier:
     """Scorer of answers to all kinds of tasks. `score` raises only SandboxUnavailable, which is not a verdict."""
 
     def __init__(self, needs_code: bool, needs_maths: bool) -> None:
@@ -181,7 +181,7 @@ def _ask_what_is_known(version: str) -> None:
 
 
 def form_of(verification: Verification) -> str:
-    """Describe the right answer for people, with the form in which `Verifier.score` reads it."""
+    """Describe the right answer for people, with the form in which `AnswerVerifier.score` reads it."""
     if isinstance(verification, CodeTests):
         count = len(verification.cases)
         return f"a Python program between ``` fences that passes {count} test{'s' if count > 1 else ''}"

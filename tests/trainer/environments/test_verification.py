@@ -17,10 +17,10 @@ from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, Nu
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
 from trainer.environments.task_file import digest_of, open_file
-from trainer.environments.verification import Verifier, _ask_what_is_known
+from trainer.environments.verification import AnswerVerifier, _ask_what_is_known
 from trainer.extras import install_command
 
-PLAIN = Verifier(needs_code=False, needs_maths=False)
+PLAIN = AnswerVerifier(needs_code=False, needs_maths=False)
 SUMS = read_task(line("verifiable_code")).verification
 ADDS = read_task(line("verifiable_code", verification_info=CALLS)).verification
 GOOD_SUM = "print(sum(map(int, input().split())))"
@@ -186,8 +186,8 @@ def test_no_other_number_than_the_truth_counts(said: str, truth: Fraction) -> No
 
 
 @pytest.fixture(scope="module")
-def verifier() -> Verifier:
-    return Verifier(needs_code=True, needs_maths=False)
+def verifier() -> AnswerVerifier:
+    return AnswerVerifier(needs_code=True, needs_maths=False)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def verifier() -> Verifier:
     ],
     ids=["input", "fenced", "function", "method"],
 )
-def test_right_program_scores_one(verifier: Verifier, tests: Verification, text: str) -> None:
+def test_right_program_scores_one(verifier: AnswerVerifier, tests: Verification, text: str) -> None:
     assert verifier.score(tests, text) == 1.0
 
 
@@ -226,11 +226,11 @@ def test_right_program_scores_one(verifier: Verifier, tests: Verification, text:
         (ADDS, "import os\nos.write(1, b'[' * 100_000 + b'\\n3\\n')\nos._exit(0)"),
     ],
 )
-def test_wrong_program_scores_nought(verifier: Verifier, tests: Verification, text: str) -> None:
+def test_wrong_program_scores_nought(verifier: AnswerVerifier, tests: Verification, text: str) -> None:
     assert verifier.score(tests, text) == 0.0
 
 
-def test_expected_results_never_enter_the_sandbox(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_results_never_enter_the_sandbox(verifier: AnswerVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     sandbox = verifier._sandbox
     assert sandbox
@@ -248,7 +248,7 @@ def test_expected_results_never_enter_the_sandbox(verifier: Verifier, monkeypatc
     assert "the-expected-result" not in seen[0]
 
 
-def test_floats_may_differ_in_their_last_digits(verifier: Verifier) -> None:
+def test_floats_may_differ_in_their_last_digits(verifier: AnswerVerifier) -> None:
     cases = [{"type": "function_call", "fn_name": "f", "input": [], "output": 0.3}]
     tests = read_task(line("verifiable_code", verification_info={"language": "python", "test_cases": cases})).verification
     assert isinstance(tests, CodeTests)
@@ -340,7 +340,7 @@ def test_a_package_that_answers_the_known_question_is_asked_once(tmp_path: Path,
     program = "values = {'\\\\frac{1}{2}': 0.5, 'x^2+1': 7, '1+x^2': 7}\n"
     program += "def parse(text, **more):\n    inner = text[7:-1]\n    return [values.get(inner, inner)]\n"
     installed(tmp_path, program + SAME + "str(a[0]) == str(b[0])", monkeypatch)
-    made = [Verifier(needs_code=False, needs_maths=True) for _ in range(2)]
+    made = [AnswerVerifier(needs_code=False, needs_maths=True) for _ in range(2)]
     assert _ask_what_is_known.cache_info().misses == 1
     right = MathsAnswer("\\frac{1}{2}")
     said = ("\\boxed{0.5}", "Answer: **0.5**.", "answer: $0.5$", "\\boxed{0.6}", "0.5} \\boxed{0.6", "0.6}{0.5", "")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trainer.environments.packages import PackageProgram, ReasoningGym, VerifiersTasks
 from trainer.environments.records import MathsAnswer
-from trainer.environments.verification import Verifier
+from trainer.environments.verification import AnswerVerifier
 
 SAME = [
     ("\\frac{1}{2}", "0.5"), ("\\frac{1}{2}", "So \\boxed{\\dfrac{2}{4}}."), ("x^2+1", "1 + x^2"), ("(1,2)", "(1, 2)"),
@@ -92,7 +92,7 @@ __all__ = ["Shelves"]
 
 
 def maths() -> None:
-    verifier = Verifier(needs_code=False, needs_maths=True)
+    verifier = AnswerVerifier(needs_code=False, needs_maths=True)
     wrong = [(right, said) for right, said in SAME if verifier.score(MathsAnswer(right), said) != 1.0]
     wrong += [(right, said) for right, said in OTHER if verifier.score(MathsAnswer(right), said) != 0.0]
     assert not wrong, wrong
