@@ -10,8 +10,8 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from protocol.chain.credit import Ledger
 from protocol.events.events import Event, MemberSetAside
@@ -40,7 +40,7 @@ class Found:
     riders_tokens: int = 0
     votes: int = 0
     riders_votes: int = 0
-    memberships: list[int] = field(default_factory=list)
+    memberships: Counter[PeerId] = field(default_factory=Counter)
     honest_aside: int = 0
     riders_aside: int = 0
 
@@ -51,8 +51,18 @@ class Found:
         }
 
 
-def measure(peers: int, riders: int, rounds: int, day: int, rows: int, seed: int, *, audits: bool = True) -> Found:
-    """Return what free riders got in a run."""
+def measure(
+    peers: int,
+    riders: int,
+    rounds: int,
+    day: int,
+    rows: int,
+    seed: int,
+    *,
+    audits: bool = True,
+    progress: Callable[[Found], None] = lambda _: None,
+) -> Found:
+    """Return what free riders got in a run.  `progress` is told after each day."""
     found, keys = Found(), set[PeerId]()
     signed = audited_run(rows=rows)
     if not audits:
@@ -76,6 +86,8 @@ def measure(peers: int, riders: int, rounds: int, day: int, rows: int, seed: int
         world.start_all()
         for end in range(day, rounds, day):
             await reach(world, end, day)
+            _count(world, keys, end, found)
+            progress(found)
             for seat in present:
                 world.leave(seat)
             await all_gone(world, present)
@@ -105,19 +117,20 @@ def _new_seat(world: World, seed: int, number: int) -> Seat:
     return world.seats[-1]
 
 
-def _count(world: World, riders: set[PeerId], rounds: int, found: Found) -> None:
+def _count(world: World, riders: set[PeerId], end: int, found: Found) -> None:
+    """Add the rounds before `end` that `found` does not have yet."""
     node = max((seat.node for seat in world.up() if seat.node is not None), key=lambda node: node.rounds)
-    ledger, memberships = Ledger(), Counter[str]()
-    for round in range(rounds):
+    ledger = Ledger()
+    for round in range(found.rounds, end):
         commit = node.commit_at(round)
         ledger.add(commit)
-        memberships.update(member.peer for member in commit.record.members if member.peer in riders)
+        found.memberships.update(member.peer for member in commit.record.members if member.peer in riders)
         electors = [vote.peer for vote in commit.certificate.votes]
         found.votes += len(electors)
         found.riders_votes += sum(peer in riders for peer in electors)
-    found.rounds, found.memberships = rounds, sorted(memberships.values())
-    found.tokens = sum(each.tokens for each in ledger.credits.values())
-    found.riders_tokens = sum(each.tokens for peer, each in ledger.credits.items() if peer in riders)
+    found.rounds = end
+    found.tokens += sum(each.tokens for each in ledger.credits.values())
+    found.riders_tokens += sum(each.tokens for peer, each in ledger.credits.items() if peer in riders)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -134,19 +147,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     began = time.process_time()
+
+    def show(found: Found) -> None:
+        shares = found.shares()
+        print(
+            f"{options.riders} of {options.peers} peers claim work that they do not do, {found.rounds} rounds: "
+            f"{100 * shares['tokens']:.1f} % of the tokens, {100 * shares['votes']:.1f} % of the votes; rounds of a key: "
+            f"{sorted(found.memberships.values())}; set aside {found.riders_aside} times, honest members "
+            f"{found.honest_aside} times ({time.process_time() - began:.0f} s)",
+            flush=True,
+        )
+
     found = measure(
-        options.peers, options.riders, options.rounds, options.day, options.rows, options.seed, audits=options.audits
+        options.peers,
+        options.riders,
+        options.rounds,
+        options.day,
+        options.rows,
+        options.seed,
+        audits=options.audits,
+        progress=show,
     )
-    seconds = time.process_time() - began
-    shares = found.shares()
-    print(
-        f"{options.riders} of {options.peers} peers claim work that they do not do, {found.rounds} rounds: "
-        f"{100 * shares['tokens']:.1f} % of the tokens, {100 * shares['votes']:.1f} % of the votes; rounds of a key: "
-        f"{found.memberships}; set aside {found.riders_aside} times, honest members {found.honest_aside} times "
-        f"({seconds:.0f} s)"
-    )
+    show(found)
     if options.json:
-        print(json.dumps({**vars(replace(found)), **shares, "seconds": seconds}))
+        counts = {**vars(found), "memberships": sorted(found.memberships.values())}
+        print(json.dumps({**counts, **found.shares(), "seconds": time.process_time() - began}))
 
 
 if __name__ == "__main__":
