@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.diloco_bench import apply_mean
-from kernels.outer_step import of_rollouts
+from kernels.outer_step import MEAN
 from peer.demo.learning import F32, Comparison, Examiner
 from peer.demo.swarm import learning_run
 from peer.trainer_process.process import TrainerPlaces
@@ -117,7 +117,7 @@ class Run:
         self._rollouts.keep_version(self.round, self.theta)
 
     def _apply(self, tokens: int) -> None:
-        apply_mean(self._layouts, self.theta, self._momentum, [self._out], [tokens], lambda squares: of_rollouts([tokens]))
+        apply_mean(self._layouts, self.theta, self._momentum, [self._out], [tokens], lambda squares: MEAN)
         self.round += 1
 
     def _batch(self, version: int, number: int) -> Path:

@@ -2,9 +2,9 @@
 
 A tiny byte-level model learns a task by GRPO from a supervised start, as in `benchmarks.rl_ablation`.  Each round has the
 same number of rollouts, which the trainers share.  Each trainer learns from its part with an optimiser of its own.  Their
-differences are encoded, averaged and applied by the outer step, all as in a run (`--outer auto`), or with a rate and
-momentum of your choice.  One trainer's outer step has rate 1 and no momentum.  The reward is measured on 256 problems with
-numbers that nobody trains on.  With one thread and fixed seeds, the same machine gives the same table.
+differences are encoded, averaged and applied, all as in a run (`--outer auto`), or with an outer rate and momentum of your
+choice and an unchanged inner rate.  One trainer's outer step has rate 1 and no momentum.  The reward is measured on 256
+problems with numbers that nobody trains on.  With one thread and fixed seeds, the same machine gives the same table.
 
     python -m benchmarks.rl_trainers [--trainers 1 2 4] [--seeds 0 1 2] [--versions 40] [--outer auto 1/0]
         [--loss clip] [--json]
@@ -29,7 +29,7 @@ import torch
 from benchmarks.diloco_bench import F32, OuterRule, apply_mean, layouts_for, rule_named
 from benchmarks.rl_ablation import MODEL, RL, task_named
 from benchmarks.rl_bench import LAST, Settings, Trial, Variant, decoder, judge, warm_start
-from kernels.outer_step import of_rollouts
+from kernels.outer_step import MEAN, sharing_rate
 from protocol.formats.rl import PolicyLossName
 from trainer.environments.environment import Environment
 from trainer.rl.learner import Learner, LearnTask
@@ -57,6 +57,7 @@ class Rounds(Trial):
         momentum, rule, layouts = np.zeros_like(theta), rule_of(self.outer), layouts_for(len(theta))
         self.learner.model.flat.copy_(warm)
         problems, pick = self._problems(), random.Random(self.seed)
+        factor = sharing_rate([1] * self.trainers) if self.outer == "auto" else 1.0
         past: deque[F32] = deque([theta.copy()], maxlen=self.variant.staleness + 1)
         self.rewards.append(self._reward(theta))
         for version in range(self.settings.versions):
@@ -67,7 +68,7 @@ class Rounds(Trial):
             encoded, tokens = [], []
             for number, learner in enumerate(self.learners):
                 out = bytearray(layouts.contribution.payload_bytes)
-                task = LearnTask(order=version, first_step=learner.optimiser.steps, behaviours=behaviours)
+                task = LearnTask(version, learner.optimiser.steps, behaviours=behaviours, rate_factor=factor)
                 self.learnt.append(learner.compute(task, groups[number :: self.trainers], theta, memoryview(out)))
                 if self.learnt[-1].tokens:
                     encoded.append(out)
@@ -84,7 +85,7 @@ class Rounds(Trial):
 
 def rule_of(outer: str) -> OuterRule:
     """Return the outer step of rounds that learn from rollouts ("auto"), or "RATE/MOMENTUM" for any trainers."""
-    return (lambda tokens, steps, agreement: of_rollouts(tokens)) if outer == "auto" else rule_named(outer)
+    return (lambda tokens, steps, agreement: MEAN) if outer == "auto" else rule_named(outer)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ are equal:
     hundreds the members agree so well that few count as independent, and the memory is twice as long.
   * more than `SEVERAL`: momentum stays, and the rate grows with the square root, up to `HIGHEST`.
   * sparse contributions: no momentum, and a rate that grows with the members (`sparse_rate`).
-  * rollouts: no momentum, and the square root of the number of members, at most `SEVERAL`, as the rate (`of_rollouts`).
+  * rollouts: the mean. Rollouts are some versions old, and momentum would take the policy too far. What is made up for
+    several members is made up before the mean, by their inner steps (`sharing_rate`).
 
 The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
 ("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of
@@ -94,16 +95,19 @@ class OuterStep(NamedTuple):
     momentum: float
 
 
-def of_rollouts(weights: Sequence[int]) -> OuterStep:
-    """Return the outer step after a round that learned from rollouts, with members of these weights.
+MEAN = OuterStep(1.0, 0.0)
+"""Outer step after which the parameters are the mean of the members'."""
 
-    The members share a version's rollouts, so each learns from noisier gradients, which Adam scales to steps of the same
-    length: what they have in common is shorter by the square root of their number than in one trainer's steps.  The rate
-    makes up for this, for at most `SEVERAL` members; more were not measured.  Rollouts are some versions old, and momentum
-    would take the policy too far.  A rate that follows from the agreement, as in `automatic`, falls short
-    (`python -m benchmarks.rl_trainers`).
+
+def sharing_rate(weights: Sequence[int]) -> float:
+    """Return the factor on each member's inner learning rate if members of these weights share a version's rollouts.
+
+    Each learns from a part of the rollouts, so from noisier gradients, which Adam scales to steps of the same length: what
+    they have in common is shorter by the square root of their number than in one trainer's steps.  The factor makes up for
+    this, for at most `SEVERAL` members.  The same factor on the mean falls short, and so does one that follows from the
+    agreement (`python -m benchmarks.rl_trainers`).
     """
-    return OuterStep(_on_grid(_root(min(Fraction(SEVERAL), effective_members(weights)))), 0.0)
+    return float(_root(min(Fraction(SEVERAL), effective_members(weights))))
 
 
 SPARSE_MOST = Fraction(8)

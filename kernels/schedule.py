@@ -36,10 +36,12 @@ class Place:
     """Place of an inner step in the run.
 
     step: the swarm's step, counted from the start of the run's current stage. share: completed share of that stage, 0 to 1.
+    factor: on the scheduled rate.
     """
 
     step: int
     share: float
+    factor: float = 1.0
 
 
 class RatePhase(str, Enum):
@@ -59,7 +61,7 @@ def scheduled_rate(settings: RateSettings, place: Place) -> float:
 
     wsd: constant, then 1 - sqrt of the cooldown (Hägele et al. 2024).  cosine: half a wave, down to `COSINE_END`.
     """
-    rate = settings.lr * warmed(place.step, settings.warmup_steps)
+    rate = settings.lr * warmed(place.step, settings.warmup_steps) * place.factor
     if settings.schedule == "cosine":
         return rate * (COSINE_END + (1 - COSINE_END) * (1 + math.cos(math.pi * min(1.0, place.share))) / 2)
     if settings.schedule != "wsd":

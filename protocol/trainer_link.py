@@ -52,6 +52,7 @@ class ComputeTask:
     rollouts: files of accepted batches, in a run of reinforcement learning.  versions: number of the version that made each
     of them, or None if the trainer was not given that version's weights (`RolloutLink.keep_version`).
     reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
+    rate_factor: on the learning rate (`RunManifest.rate_factor`).
     most_loss, most_norm: a trainer whose round exceeds these ends with `LimitsExceeded` (`protocol.node.round_limits`).
     """
 
@@ -67,6 +68,7 @@ class ComputeTask:
     most_loss: float = inf
     most_norm: float = inf
     versions: tuple[int | None, ...] = ()
+    rate_factor: float = 1.0
 
 
 @dataclass(frozen=True)

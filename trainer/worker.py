@@ -53,6 +53,7 @@ class Task:
     rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
     versions: number of the version that made each batch, or None if the peer has not given that version to this process.
     reference: path of the weights with which the KL term, or a loss of preferences, compares; empty if there are none.
+    rate_factor: on the learning rate, if there are rollouts.
     fragment: the fragment whose difference is encoded.  continues: True to go on from the parameters where the last compute
     has ended.  most_loss, most_norm: limits beyond which a round is not contributed.
     """
@@ -70,6 +71,7 @@ class Task:
     most_loss: float = math.inf
     most_norm: float = math.inf
     versions: Sequence[int | None] = ()
+    rate_factor: float = 1.0
 
     def check(self, loss: float, norm: float) -> None:
         """Raise BeyondLimits with a sentence for a round that exceeds the limits."""

@@ -476,9 +476,18 @@ class Contributor:
         return ComputeTask(round, rows, steps, first, shares=shares, fragment=fragment)
 
     async def _limited(self, task: ComputeTask) -> ComputeTask:
-        """Return the task with the limits that our last rounds set."""
+        """Return the task with what follows from the last rounds: our limits, and the factor on the learning rate."""
         limits: RoundLimits = await self._offload(self._limits, task.round, task.steps)
-        return replace(task, most_loss=limits.loss, most_norm=limits.norm)
+        factor: float = await self._offload(self._rate_factor, task.round)
+        return replace(task, most_loss=limits.loss, most_norm=limits.norm, rate_factor=factor)
+
+    def _rate_factor(self, round: int) -> float:
+        """Return the factor on the learning rate of a round, from the members of the last record.  Blocking."""
+        history = self._replica.history
+        if not history.length:
+            return 1.0
+        last = history.commit_at(history.length - 1).record
+        return self._replica.manifest.rate_factor(round, [member.tokens for member in last.members])
 
     def _limits(self, round: int, steps: int) -> RoundLimits:
         """Return the limits on a round of `steps`.  Blocking."""

@@ -22,7 +22,7 @@ from kernels.aggregate import Rule, agreement_of, weights_of
 from kernels.codecs.ladder import LADDER, Codec, CodecName
 from kernels.layout import Layouts, chunk_count, chunk_layouts, fragment_length, fragment_spans
 from kernels.mixture import MixturePhase, RowMixture
-from kernels.outer_step import OuterStep, automatic, of_rollouts
+from kernels.outer_step import MEAN, OuterStep, automatic, sharing_rate
 from protocol.formats.adapter import AdapterConfig, adapter_parameters
 from protocol.formats.model import MAX_CHUNK_PARAMETERS, MAX_CHUNKS, MAX_PARAMETERS, ModelConfig
 from protocol.formats.rl import RlConfig
@@ -565,11 +565,15 @@ class RunManifest(Section, Body):
         """
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
-        weights = weights_of(self.aggregation, tokens)
         if self.learns_from_rollouts(round):
-            return of_rollouts(weights)
-        agreement = agreement_of(result, self.layouts.result)
+            return MEAN
+        weights, agreement = weights_of(self.aggregation, tokens), agreement_of(result, self.layouts.result)
         return automatic(weights, self.rounds.inner_steps, LADDER[self.codec], agreement)
+
+    def rate_factor(self, round: int, tokens: Sequence[int]) -> float:
+        """Return the factor on the learning rate of a round, if the members of the one before contributed `tokens`."""
+        is_shared = self.learns_from_rollouts(round) and not isinstance(self.outer, OuterSection)
+        return sharing_rate(weights_of(self.aggregation, tokens)) if is_shared else 1.0
 
     def trainer_sections(self) -> dict[str, Any]:
         """Return all that a trainer needs to know, as plain values: the input of `trainer.config`."""

@@ -23,7 +23,7 @@ from kernels.outer_step import (
     apply_result,
     effective_members,
     nesterov_update,
-    of_rollouts,
+    sharing_rate,
 )
 from tests.kernels.test_codecs import changed, decoded, encoded
 from tests.kernels.vectors import normal
@@ -56,11 +56,10 @@ def test_sparse_contributions_have_no_momentum_and_a_rate_that_grows_with_the_me
 
 
 @given(claims)
-def test_rollouts_have_no_momentum_and_the_root_of_the_members_as_the_rate(weights: list[int]) -> None:
-    rate, momentum = of_rollouts(weights)
-    assert momentum == 0 and 1 <= rate <= SEVERAL**0.5 and (rate * GRID).is_integer()
-    assert [of_rollouts([7] * members).rate for members in (1, 4, 64)] == [1.0, 2.0, 2.0]
-    assert of_rollouts([4096, 4096, 1, 1]).rate == pytest.approx(2**0.5, abs=0.002), "those without rollouts count little"
+def test_who_shares_rollouts_has_the_root_of_the_members_on_its_rate(weights: list[int]) -> None:
+    assert 1 <= sharing_rate(weights) <= SEVERAL**0.5
+    assert [sharing_rate([7] * members) for members in (0, 1, 4, 64)] == [1.0, 1.0, 2.0, 2.0]
+    assert sharing_rate([4096, 4096, 1, 1]) == pytest.approx(2**0.5, abs=0.002), "those without rollouts count little"
 
 
 def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_forgotten() -> None:

@@ -40,7 +40,7 @@ class Found:
     riders_tokens: int = 0
     votes: int = 0
     riders_votes: int = 0
-    memberships: Counter[PeerId] = field(default_factory=Counter)
+    memberships: Counter[str] = field(default_factory=Counter)
     honest_aside: int = 0
     riders_aside: int = 0
 

@@ -152,13 +152,15 @@ class LearnTask:
     order: seed of the shuffle of completions into batches. first_step: number of optimiser steps that the run took before.
     reference: file of the weights with which the KL term compares; required if the run has a KL term, unless the model has
     factors, which are compared with its frozen base. behaviours: bf16 weights (n) by the age of the rollouts that they made.
-    If the loss compares the policy with its behaviour, groups of another age are left out.
+    If the loss compares the policy with its behaviour, groups of another age are left out. rate_factor: on the learning
+    rate.
     """
 
     order: int
     first_step: int
     reference: Path | None = None
     behaviours: Mapping[int, Tensor] = field(default_factory=dict)
+    rate_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ class Learner:
         batches = self._compared(kept, task)
         totals, began = Totals(dropped=len(known) - len(kept), left_out=len(left_out)), time.monotonic()
         for number, batch in enumerate(batches):
-            for units in self.work.step(batch, Place(task.first_step + number, 0.0)).read().parts:
+            place = Place(task.first_step + number, 0.0, task.rate_factor)
+            for units in self.work.step(batch, place).read().parts:
                 totals.add(units)
             totals.steps, mean = number + 1, totals.mean("loss")
             if not math.isfinite(mean):

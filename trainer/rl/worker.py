@@ -272,7 +272,7 @@ class RolloutWorker:
             tell(tried[start : start + PROBLEMS_AT_ONCE])
         reference = Path(task.reference) if task.reference else None
         behaviours = {task.round - version: weights for version, weights in self.versions.items() if version < task.round}
-        learn = LearnTask(task.round, task.first_step, reference, behaviours)
+        learn = LearnTask(task.round, task.first_step, reference, behaviours, task.rate_factor)
         learnt = learner.compute(learn, groups, theta, out, after_step)
         kl = learnt.kl if self.config.kl_weight and learnt.steps else None
         tokens, steps = max(1, learnt.tokens), max(1, learnt.steps)

@@ -358,6 +358,17 @@ async def test_a_trainer_claims_no_more_tokens_than_the_makers_of_its_batches_sa
         assert contribution.tokens == claimed
 
 
+async def test_who_shares_rollouts_with_the_members_of_the_last_record_steps_further(table: Table) -> None:
+    signed = table.replica.signed
+    manifest = signed.manifest.model_copy(update={"rl": RlSection(environment="x"), "outer": "auto"})
+    table.contributor._replica = replica = replace(table.replica, signed=replace(signed, manifest=manifest))
+    assert (await table.contributor._limited(ComputeTask(0, (), 1, 0))).rate_factor == 1.0
+    commit, _ = next_commit(replica, [ME, ANN], voters=[ANN])
+    replica.history.append(commit)
+    factor = (await table.contributor._limited(ComputeTask(1, (), 1, 0))).rate_factor
+    assert factor == pytest.approx(2**0.5, abs=1e-3)
+
+
 async def test_the_batches_over_which_a_trainer_ends_are_noted(table: Table) -> None:
     """Else a batch that is made for it ended the process without end."""
     table.trainer.deaths = [TrainerDied("killed by signal 9")]

@@ -232,7 +232,10 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert manifest.steps_of(2) == manifest.rounds.inner_steps and manifest.steps_of(3) == 2
     tokens = [4096, 4096]
     assert outer_step(manifest, 2, tokens) == automatic(tokens, manifest.rounds.inner_steps, LADDER["int4"], APART.agreement)
-    assert outer_step(manifest, 3, tokens) == (1.4140625, 0.0), "rollouts are old: no momentum"
+    assert outer_step(manifest, 3, tokens) == (1.0, 0.0), "rollouts are old: no momentum"
+    assert manifest.rate_factor(3, tokens) == pytest.approx(2**0.5, abs=0.001), "who shares rollouts steps further"
+    assert manifest.rate_factor(2, tokens) == 1.0, "text is not shared"
+    assert a_manifest(rl=RL, outer={"lr": 0.7, "momentum": 0.9}).rate_factor(3, tokens) == 1.0, "the organiser's choice"
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()
     assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps

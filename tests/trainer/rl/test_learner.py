@@ -287,6 +287,11 @@ def test_moments_stay_from_version_to_version() -> None:
     assert made.optimiser.steps == 6
 
 
+def test_a_factor_on_the_rate_is_a_rate() -> None:
+    factor = compute(learner(), groups(), replace(TASK, rate_factor=2.0))
+    assert factor == compute(learner(lr=2e-3), groups()) != compute(learner(), groups())
+
+
 def test_what_the_model_cannot_read_is_refused_before_anything_else() -> None:
     long, strange = Rollout(0, 0, (1,) * 22, (2,) * 20, (True,) * 20, b""), Rollout(0, 0, (1,), (256,), (True,), b"")
     for rollout, part in ((long, "a row takes 41"), (strange, "the token 256, but the model has only 256")):
