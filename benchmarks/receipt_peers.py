@@ -2,7 +2,8 @@
 
 Each cheat and number of cheats has a run of its own.  Every second honest peer trains in bf16, the others in fp32; cheats
 join once the honest have made a round.  A run ends after `--rounds` rounds with cheats, or later, once all honest peers have
-set all cheats aside, and at the latest after `--most` rounds.  "none" is a run without cheats, for its loss.
+set all cheats aside, and at the latest after `--most` rounds, but lasts `--minutes` at least.  "none" is a run without
+cheats, for its loss.
 
 Exits with 1 if an honest peer set another honest one aside.
 """
@@ -79,7 +80,7 @@ def started(swarm: Swarm, name: str, way: str) -> Peer:
     return peer.start()
 
 
-def measure(folder: Path, cheat: str, cheats: int, peers: int, rounds: int, most: int) -> CheatsMeasured:
+def measure(folder: Path, cheat: str, cheats: int, peers: int, rounds: int, most: int, minutes: float) -> CheatsMeasured:
     """Play a run.  cheats: their number, 0 for none."""
     with Swarm.created(folder, RUN) as swarm:
         honest = [started(swarm, f"honest-{number}", BF16 if number % 2 else "") for number in range(peers - cheats)]
@@ -93,9 +94,10 @@ def measure(folder: Path, cheat: str, cheats: int, peers: int, rounds: int, most
         def is_done() -> bool:
             made = swarm.newest() - first
             are_aside = all({each.peer_id for each in liars} <= set_aside(peer) for peer in honest)
-            return made >= most or (made >= rounds and are_aside)
+            is_long = time.monotonic() - begun >= 60 * minutes
+            return is_long and (made >= most or (made >= rounds and are_aside))
 
-        swarm.until("its rounds", is_done, PATIENCE_S)
+        swarm.until("its rounds", is_done, PATIENCE_S + 60 * minutes)
         seconds = time.monotonic() - begun
         seen = {round: commit.members for round, commit in honest[0].commits.items() if round >= first}
         places = sum(liar.peer_id in members for liar in liars for members in seen.values())
@@ -139,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--most", type=int, default=120, help="rounds after which a run ends in any case")
+    parser.add_argument("--minutes", type=float, default=0.0, help="least time of a run, from its first round")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args(arguments)
     if strange := set(options.cheats) - {NONE, *CHEATS}:
@@ -148,7 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for cheat in options.cheats:
         for count in options.numbers if cheat != NONE else [0]:
             with tempfile.TemporaryDirectory() as folder:
-                found.append(measure(Path(folder), cheat, count, options.peers, options.rounds, options.most))
+                found.append(
+                    measure(Path(folder), cheat, count, options.peers, options.rounds, options.most, options.minutes)
+                )
             print(found[-1].row(), flush=True)
     say(f"{sum(each.seconds for each in found) / 60:.0f} minutes")
     if options.json:

@@ -77,7 +77,7 @@ def run_of(case: Case) -> Outcome:
     """Do the run of a case; runs of one seed begin with the same parameters."""
     torch.set_num_threads(1)
     task, settings = Words(case.letters), Settings(MODEL, RL, case.versions, START, pool=case.pool, judged=280, prompts=16)
-    trial = Trial(task, settings, Variant("clip"), case.seed)
+    trial = Trial(task, settings, Variant("gspo"), case.seed)
     model, pick = trial.learner.model, random.Random(case.seed)
     model.flat.copy_(warm_start(task, settings, case.seed))
     problems = list(range(case.pool))

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import trio
 
 from protocol.chain.leases import Ranges
 from protocol.events.events import ContributionAudited, Event, MemberSetAside, Notice
 from protocol.run.manifest import SignedManifest
 from protocol.run.sections import DataSection
+from protocol.trainer_link import ReceiptAudit
 from protocol.wire.identity import PeerId
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.runs import begin, holds, simulate
@@ -87,6 +89,35 @@ def test_who_pretends_is_set_aside_by_all_and_returns_once_it_works() -> None:
         assert liar.peer in members_of(world) and watched.aside == {liar.peer: honest}
 
     lived(5, [2], scenario)
+
+
+@pytest.mark.slow
+def test_a_peer_that_is_killed_while_its_state_waits_for_an_audit_keeps_its_round() -> None:
+    async def scenario(world: World) -> None:
+        watched, struck, killed_in = Watched(world), world.seats[1], list[int]()
+
+        class Struck(ArithmeticTrainer):
+            async def audit(self, task: ReceiptAudit, state: memoryview) -> list[float]:
+                assert struck.node is not None
+                while not struck.node.audits._is_closing:
+                    await trio.sleep(0.01)
+                killed_in.append(struck.node.rounds)
+                world.faults.kill(struck)
+                await trio.sleep_forever()
+                raise AssertionError
+
+        struck.make_trainer = Struck
+        world.start_all()
+        await world.until("it is killed", lambda: not struck.up, 60)
+        await world.until_round(killed_in[0] + 3, 60)
+        struck.make_trainer = ArithmeticTrainer
+        world.start(struck)
+        await world.until_round(max(world.rounds()) + 5, 60)
+        await world.until_equal(30)
+        assert struck.peer in members_of(world, killed_in[0]), "the work of the round in which it died"
+        assert struck.peer in members_of(world) and not watched.aside
+
+    holds(simulate(4, scenario, signed=audited_run()))
 
 
 @pytest.mark.slow
