@@ -145,6 +145,8 @@ def run_rate(args: argparse.Namespace) -> int:
     how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, run.ends, args.device)
     source = Path(args.source or "").absolute()
     target = Path(args.out).absolute() if args.out else source.with_name(f"{source.stem}.rated{source.suffix}")
+    if args.source is not None:
+        _check_name(target)
     progress = _Progress()
     try:
         if args.environment is not None:
@@ -163,6 +165,18 @@ def run_rate(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _check_name(target: Path) -> None:
+    """Raise PeerError if a run could not read a file of this name."""
+    from trainer.environments.registry import FILE_NAME
+
+    if not FILE_NAME.fullmatch(target.name):
+        raise PeerError(
+            f"a run cannot read a file named {target.name!r}; give another --out, of at most 100 letters, digits, dots, "
+            "dashes and underscores",
+            ExitCode.INPUT,
+        )
+
+
 def run_import(args: argparse.Namespace) -> int:
     """Write the tasks of a data set to a file, and print their kinds, and what was left out."""
     from peer.corpora.inputs import HUB
@@ -173,6 +187,7 @@ def run_import(args: argparse.Namespace) -> int:
     target = Path(args.out).absolute()
     if target.exists() or not target.parent.is_dir():
         raise PeerError(f"{target} exists, or its folder is missing; give another --out", ExitCode.INPUT)
+    _check_name(target)
     given = {"most": args.most, "longest": args.longest, "request": args.request}
     options = ImportOptions(
         rows=args.rows, every=args.every, **{name: value for name, value in given.items() if value is not None}

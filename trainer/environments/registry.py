@@ -177,7 +177,8 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
 }
 PACKAGES = {"reasoning-gym": packages.REASONING_GYM, "verifiers": packages.VERIFIERS}
 MIXTURE, WITH_TOOLS, FILE, TASKS = "mixture", "tools", "jsonl", "tasks/"
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""Names of files that a run may read."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
 """Names of the environments that need no other package."""
@@ -271,7 +272,7 @@ def with_digests(text: str, digest: Callable[[str], str]) -> str:
     except ValueError:  # reported when the environment is opened
         return text
     for part, key in reading:
-        if "digest" not in part and isinstance(part[key], str) and _FILE_NAME.fullmatch(part[key]):
+        if "digest" not in part and isinstance(part[key], str) and FILE_NAME.fullmatch(part[key]):
             part["digest"], incomplete = digest(part[key]), True
     return write_name(named.pop("name"), named) if incomplete else text
 
@@ -310,7 +311,7 @@ def _named(text: str) -> dict[str, Any]:
             _check_tools(part)
     for part, key in _reading(named):
         path, digest = part[key], part.get("digest")
-        if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
+        if not isinstance(path, str) or not FILE_NAME.fullmatch(path):
             raise ValueError("the path of a run's tasks or corpus must be the name of a file, without folders")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise ValueError(

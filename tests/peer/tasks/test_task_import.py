@@ -92,6 +92,9 @@ def test_solutions_of_gsm8k_are_read_from_a_data_set_of_hugging_face(
     said = capsys.readouterr().out
     assert "tasks       2: 2 numbers" in said and "left out    none of 2 rows" in said
     assert main(["tasks", "import", "hf:openai/gsm8k:main", "--out", str(out)]) == ExitCode.INPUT, "the file exists"
+    for name in ("my tasks.jsonl", ".jsonl", "ä.jsonl"):
+        assert main(["tasks", "import", "hf:openai/gsm8k:main", "--out", str(tmp_path / name)]) == ExitCode.INPUT
+        assert "cannot read a file named" in capsys.readouterr().err and not (tmp_path / name).exists()
 
 
 def test_rows_of_synthetic_1_keep_their_kinds_and_one_answer_of_many(tmp_path: Path) -> None:
