@@ -99,15 +99,19 @@ MEAN = OuterStep(1.0, 0.0)
 """Outer step after which the parameters are the mean of the members'."""
 
 
+SHARING_MOST = Fraction(8)
+"""Number of members above which the rate on shared rollouts does not grow; more were not measured."""
+
+
 def sharing_rate(weights: Sequence[int]) -> float:
     """Return the factor on each member's inner learning rate if members of these weights share a version's rollouts.
 
     Each learns from a part of the rollouts, so from noisier gradients, which Adam scales to steps of the same length: what
     they have in common is shorter by the square root of their number than in one trainer's steps.  The factor makes up for
-    this, for at most `SEVERAL` members.  The same factor on the mean falls short, and so does one that follows from the
+    this, for at most `SHARING_MOST` members.  The same factor on the mean falls short, and so does one that follows from the
     agreement (`python -m benchmarks.rl_trainers`).
     """
-    return float(_root(min(Fraction(SEVERAL), effective_members(weights))))
+    return float(_root(min(SHARING_MOST, effective_members(weights))))
 
 
 SPARSE_MOST = Fraction(8)
