@@ -130,8 +130,9 @@ def _rows_of(random: Random, places: Sequence[int], rows: int, width: int) -> li
 # What this peer knows of the members.
 
 
-EACH_ROUND, ACCUSED = 2.0, 2.0
-"""Audits in a round of a member without a clean history, by all others together; and times that for an accused one.
+EACH_ROUND, ACCUSED, LEAST_ACCUSED = 2.0, 2.0, 1 / 8
+"""Audits in a round of a member without a clean history, by all others together; times that for an accused one, of which
+each of many members audits at least the share `LEAST_ACCUSED`.
 
 Not all audit it at once: its line has to carry the receipts to each of them."""
 RARELY, FADES = 0.1, 0.9
@@ -182,8 +183,8 @@ class AuditBook:
     def __init__(self, share: float = SHARE) -> None:
         self._share, self._rows = share, 0.0
         self._known = BoundedDict[PeerId, MemberRecord](MAX_KNOWN, lambda peer, known: not known.times)
-        self._accused = BoundedDict[PeerId, PeerId](MAX_ACCUSERS)
-        """The member that each accuser has named last, until its next audit."""
+        self._accused = BoundedDict[PeerId, tuple[PeerId, ...]](MAX_ACCUSERS)
+        """The members that each accuser has named last, without those that we have audited since."""
         self._false = BoundedDict[PeerId, int](MAX_ACCUSERS)
         """Audits of members that an accuser had named, and that were sound."""
 
@@ -206,22 +207,27 @@ class AuditBook:
         """Note that the rows of a draw are computed."""
         self._rows -= draw.cost
 
-    def accuse(self, accuser: PeerId, accused: PeerId) -> None:
-        """Note that an elector has set a member aside, which we audit sooner; only its newest accusation counts."""
+    def accuse(self, accuser: PeerId, accused: Iterable[PeerId]) -> None:
+        """Note the members that an elector has set aside, of which we audit one sooner at a time."""
         if self._false.get(accuser, 0) < MOST_FALSE:
-            self._accused[accuser] = accused
+            self._accused[accuser] = tuple(accused)
 
     def choose(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
         """Return the members to audit after a round, as many as we may compute rows for.
 
-        First come the accused, suspects, and members that were set aside before.  members: the others of the round.
+        First come suspects, and members that were set aside before, then the accused.  members: the others of the round.
         """
-        each, accused = EACH_ROUND / max(1, len(members)), set(self._accused.values())
+        each, accused = EACH_ROUND / max(1, len(members)), set[PeerId]()
         order = [peer for peer in sorted(members) if not self.is_aside(peer, round)]
         random.shuffle(order)
-        first = [peer for peer in order if peer in accused or self._is_doubtful(peer)]
-        drawn = [peer for peer in first if random.random() < ACCUSED * each]
-        drawn += [peer for peer in order if random.random() < each * self._chance(peer) and peer not in first]
+        for named in self._accused.values():
+            if here := [peer for peer in named if peer in members and not self.is_aside(peer, round)]:
+                accused.add(random.choice(here))
+        drawn = [peer for peer in order if self._is_doubtful(peer)]
+        others = [peer for peer in order if peer not in drawn]
+        chance = max(LEAST_ACCUSED, ACCUSED * each)
+        drawn += [peer for peer in others if peer in accused and random.random() < chance]
+        drawn += [peer for peer in others if peer not in accused and random.random() < each * self._chance(peer)]
         return drawn[: max(0, int(self._rows // FIRST.cost))]
 
     def _is_doubtful(self, peer: PeerId) -> bool:
@@ -269,9 +275,9 @@ class AuditBook:
 
     def _accusers_of(self, peer: PeerId) -> list[PeerId]:
         """Return the accusers of a member, whose accusation has had its audit and is forgotten."""
-        accusers = [accuser for accuser, accused in self._accused.items() if accused == peer]
+        accusers = [accuser for accuser, accused in self._accused.items() if peer in accused]
         for accuser in accusers:
-            del self._accused[accuser]
+            self._accused[accuser] = tuple(each for each in self._accused[accuser] if each != peer)
         return accusers
 
     def note_withheld(self, peer: PeerId, round: int, *, late: bool = False) -> bool:
@@ -305,7 +311,8 @@ class AuditBook:
         known.until = 0
         return True
 
-    def newest_aside(self, round: int) -> list[PeerId]:
-        """Return the members set aside last, for our heartbeats."""
-        aside = sorted(self.aside(round), key=lambda peer: -self._known[peer].until)
-        return sorted(aside[:MAX_ASIDE])
+    def told_aside(self, round: int) -> list[PeerId]:
+        """Return members that are set aside, for our heartbeats: of many, others in each round."""
+        aside = sorted(self.aside(round))
+        start = round * MAX_ASIDE % max(1, len(aside))
+        return sorted((aside + aside)[start : start + min(MAX_ASIDE, len(aside))])

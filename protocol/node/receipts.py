@@ -188,9 +188,7 @@ class ReceiptAudits:
                 "you changed nothing, check that this computer's memory is sound, and that its software is unchanged"
             )
             self._session.emit(Notice("warning", text))
-        for peer in aside:
-            if peer != me:
-                self._book.accuse(said.sender, PeerId(peer))
+        self._book.accuse(said.sender, (PeerId(peer) for peer in aside if peer != me))
 
     # -- audits -------------------------------------------------------------------------------------------------------
 
@@ -200,7 +198,7 @@ class ReceiptAudits:
         They arrive while our trainer works.  A fetch may outlast the round, and is then only noted.
         """
         last, trainer = self._last, self._trainer
-        self._activity.tell_aside(self._book.newest_aside(base.round))
+        self._activity.tell_aside(self._book.told_aside(base.round))
         self._chosen, self._fetched, self._is_closing = [], {}, False
         if last is None or trainer is None or not trainer.audits or record_hash(last.record) != base.tip:
             return
@@ -299,7 +297,7 @@ class ReceiptAudits:
     def _tell_aside(self, peer: PeerId, round: int) -> None:
         known = self._book.of(peer)
         self._session.emit(MemberSetAside(peer, known.reason, known.until))
-        self._activity.tell_aside(self._book.newest_aside(round))
+        self._activity.tell_aside(self._book.told_aside(round))
 
     async def _look(
         self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes, draw: RowDraw
