@@ -130,9 +130,8 @@ def _rows_of(random: Random, places: Sequence[int], rows: int, width: int) -> li
 # What this peer knows of the members.
 
 
-EACH_ROUND, ACCUSED, LEAST_ACCUSED = 2.0, 2.0, 1 / 8
-"""Audits in a round of a member without a clean history, by all others together; times that for an accused one, of which
-each of many members audits at least the share `LEAST_ACCUSED`.
+EACH_ROUND, SOONER = 2.0, 8.0
+"""Audits in a round of a member without a clean history, and of a doubtful or accused one, by all others together.
 
 Not all audit it at once: its line has to carry the receipts to each of them."""
 RARELY, FADES = 0.1, 0.9
@@ -147,8 +146,8 @@ MOST_WITHHELD, LATE, FORGIVEN = 3.0, 0.25, 0.5
 """Times that a member may fail to send the receipts to which it has committed: a late answer, or one that a broken line may
 excuse, counts as `LATE`, and a sound audit makes up for `FORGIVEN`."""
 MAX_KNOWN = 2048
-MAX_ACCUSERS, MOST_FALSE = 256, 2
-"""Accusers that are remembered, and accusations of one that may turn out to be wrong until its words count no more."""
+MAX_ACCUSERS, MOST_FALSE, UNHEARD_ROUNDS = 256, 2, 100
+"""Accusers that are remembered, wrong accusations of one, and rounds in which it is not heard after them."""
 
 
 @dataclass
@@ -157,7 +156,8 @@ class MemberRecord:
 
     sound: sound audits in a row.  audits, tokens: its audited contributions with a verdict, and the tokens that it claimed
     for them.  withheld: times without its receipts, less those that were forgiven.  is_suspect: True after a first draw that
-    was suspect, until a second one was judged, maybe in a later round.
+    was suspect, until a second one was judged, maybe in a later round.  is_unclear: True after an audit without a verdict,
+    until the next one with one: then it is drawn like any other.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
     reason: why it was set aside last.
     """
@@ -167,6 +167,7 @@ class MemberRecord:
     tokens: int = 0
     withheld: float = 0.0
     is_suspect: bool = False
+    is_unclear: bool = False
     until: int = 0
     times: int = 0
     reason: str = ""
@@ -184,9 +185,15 @@ class AuditBook:
         self._share, self._rows = share, 0.0
         self._known = BoundedDict[PeerId, MemberRecord](MAX_KNOWN, lambda peer, known: not known.times)
         self._accused = BoundedDict[PeerId, tuple[PeerId, ...]](MAX_ACCUSERS)
-        """The members that each accuser has named last, without those that we have audited since."""
+        """The members that each accuser has named last."""
+        self._behind: dict[PeerId, list[PeerId]] = {}
+        """The accusers of each member that was drawn last: its audit judges them, whatever they say meanwhile."""
         self._false = BoundedDict[PeerId, int](MAX_ACCUSERS)
         """Audits of members that an accuser had named, and that were sound."""
+        self._unheard = BoundedDict[PeerId, int](MAX_ACCUSERS)
+        """The round from which an accuser is heard again."""
+        self._round = 0
+        """Of the last draw."""
 
     @property
     def known(self) -> Mapping[PeerId, MemberRecord]:
@@ -209,31 +216,33 @@ class AuditBook:
 
     def accuse(self, accuser: PeerId, accused: Iterable[PeerId]) -> None:
         """Note the members that an elector has set aside, of which we audit one sooner at a time."""
-        if self._false.get(accuser, 0) < MOST_FALSE:
+        if self._round >= self._unheard.get(accuser, 0):
             self._accused[accuser] = tuple(accused)
 
     def choose(self, random: Random, members: Collection[PeerId], round: int) -> list[PeerId]:
         """Return the members to audit after a round, as many as we may compute rows for.
 
-        First come suspects, and members that were set aside before, then the accused.  members: the others of the round.
+        First come the accused, suspects, and members that were set aside before.  members: the others of the round.
         """
-        each, accused = EACH_ROUND / max(1, len(members)), set[PeerId]()
+        self._round, count = round, max(1, len(members))
         order = [peer for peer in sorted(members) if not self.is_aside(peer, round)]
         random.shuffle(order)
+        first = {peer for peer in order if self._is_doubtful(peer)}
         for named in self._accused.values():
             if here := [peer for peer in named if peer in members and not self.is_aside(peer, round)]:
-                accused.add(random.choice(here))
-        drawn = [peer for peer in order if self._is_doubtful(peer)]
-        others = [peer for peer in order if peer not in drawn]
-        chance = max(LEAST_ACCUSED, ACCUSED * each)
-        drawn += [peer for peer in others if peer in accused and random.random() < chance]
-        drawn += [peer for peer in others if peer not in accused and random.random() < each * self._chance(peer)]
-        return drawn[: max(0, int(self._rows // FIRST.cost))]
+                first.add(random.choice(here))
+        drawn = [peer for peer in order if peer in first and random.random() < SOONER / count]
+        drawn += [p for p in order if p not in first and random.random() < EACH_ROUND / count * self._chance(p)]
+        drawn = drawn[: max(0, int(self._rows // FIRST.cost))]
+        self._behind = {peer: [each for each, named in self._accused.items() if peer in named] for peer in drawn}
+        return drawn
 
     def _is_doubtful(self, peer: PeerId) -> bool:
         """Return True for a suspect, and for a member that was set aside and has passed no audit since."""
         known = self._known.get(peer)
-        return known is not None and (known.is_suspect or (known.times > 0 and not known.sound))
+        if known is None or known.is_unclear:
+            return False
+        return known.is_suspect or (known.times > 0 and not known.sound)
 
     def _chance(self, peer: PeerId) -> float:
         known = self._known.get(peer)
@@ -253,15 +262,23 @@ class AuditBook:
     def note_audited(self, peer: PeerId, tokens: int) -> None:
         """Note that an audit of a contribution came to a verdict.  tokens: those that the member claimed for it."""
         known = self.of(peer)
-        known.audits, known.tokens = known.audits + 1, known.tokens + tokens
+        known.audits, known.tokens, known.is_unclear = known.audits + 1, known.tokens + tokens, False
+
+    def note_unclear(self, peer: PeerId) -> None:
+        """Note an audit without a verdict: one that has to end with none must not take the place of others for ever."""
+        self.of(peer).is_unclear = True
 
     def note_sound(self, peer: PeerId) -> None:
         """Note an audit that found nothing."""
         known = self.of(peer)
         known.sound, known.is_suspect = known.sound + 1, False
         known.withheld = max(0.0, known.withheld - FORGIVEN)
-        for accuser in self._accusers_of(peer):
+        for accuser in self._behind.pop(peer, ()):
             self._false[accuser] = self._false.get(accuser, 0) + 1
+            if self._false[accuser] >= MOST_FALSE:
+                self._unheard[accuser] = self._round + UNHEARD_ROUNDS
+                del self._false[accuser]
+                self._accused.pop(accuser, None)
 
     def note_suspect(self, peer: PeerId) -> None:
         """Note a first draw that was suspect: a second one decides, in a later round if this one ends before."""
@@ -272,13 +289,6 @@ class AuditBook:
         """Return the draw of a member's next audit."""
         known = self._known.get(peer)
         return SECOND if known is not None and known.is_suspect else FIRST
-
-    def _accusers_of(self, peer: PeerId) -> list[PeerId]:
-        """Return the accusers of a member, whose accusation has had its audit and is forgotten."""
-        accusers = [accuser for accuser, accused in self._accused.items() if peer in accused]
-        for accuser in accusers:
-            self._accused[accuser] = tuple(each for each in self._accused[accuser] if each != peer)
-        return accusers
 
     def note_withheld(self, peer: PeerId, round: int, *, late: bool = False) -> bool:
         """Note receipts that were not sent; return True if the member is set aside for that.
@@ -299,7 +309,7 @@ class AuditBook:
         known.sound, known.withheld, known.is_suspect, known.reason = 0, 0, False, reason
         known.times += 1
         known.until = round + min(MOST_ASIDE_ROUNDS, ASIDE_ROUNDS * 2 ** (known.times - 1))
-        for accuser in self._accusers_of(peer):
+        for accuser in self._behind.pop(peer, ()):
             self._false.pop(accuser, None)
         return True
 

@@ -18,6 +18,7 @@ import trio
 from kernels.aggregate import Rule, weights_of
 from protocol.audit.receipts import (
     FIRST,
+    LEAST_ROWS,
     MAX_ACCUSERS,
     SECOND,
     AuditBook,
@@ -203,7 +204,7 @@ class ReceiptAudits:
         if last is None or trainer is None or not trainer.audits or record_hash(last.record) != base.tip:
             return
         others = (each for each in last.record.members if each.peer != self._session.me)
-        members = {PeerId(each.peer): each for each in others if self._has_rows(last.base, PeerId(each.peer))}
+        members = {PeerId(each.peer): each for each in others if self._has_rows(last.base, each)}
         seed = self._session.identity.sign(b"manyhands receipts 1" + base.tip)
         self._random = Random(hash_bytes("receipts draw", seed))
         for peer in self._book.choose(self._random, members.keys(), base.round):
@@ -267,10 +268,14 @@ class ReceiptAudits:
         with trio.move_on_after(min(MOST_S, trained_s * PATIENCE * FIRST.cost / max(FIRST.cost, rows))):
             await self._idle.wait()
 
-    def _has_rows(self, base: Base, peer: PeerId) -> bool:
-        """Return True if a member had rows for an inner step; others train on nothing, and claim one token."""
+    def _has_rows(self, base: Base, member: Member) -> bool:
+        """Return True if a member had rows for an inner step, and claims enough for a verdict.
+
+        Members without rows train on nothing, and claim one token.
+        """
         manifest = self._replica.manifest
-        return base.count_leased(manifest, peer) >= manifest.data.sequences_per_step
+        step_rows = manifest.data.sequences_per_step
+        return member.steps * step_rows >= LEAST_ROWS and base.count_leased(manifest, PeerId(member.peer)) >= step_rows
 
     async def _audit(self, trainer: TrainerLink, last: _LastRound, member: Member, claimed: bytes) -> None:
         peer, round = PeerId(member.peer), last.base.round + 1
@@ -285,7 +290,9 @@ class ReceiptAudits:
             rows, level = await self._look(trainer, last, member, claimed, SECOND)
         result, alike = verdict(rows, level), mean_of(rows)
         self._session.emit(ContributionAudited(last.record.round, peer, result.value, _rounded(alike), _rounded(level)))
-        if result is not ReceiptVerdict.NONE:
+        if result is ReceiptVerdict.NONE:
+            self._book.note_unclear(peer)
+        else:
             self._book.note_audited(peer, member.tokens)
         if result is ReceiptVerdict.SUSPECT:
             reason = f"its receipts of round {last.record.round} are alike by {alike:.2f}, and ours by {level:.2f}"
