@@ -27,6 +27,7 @@ from trainer.environments.tools import (
     function_schema,
     prompt_with_tools,
     response,
+    without_calls,
 )
 from trainer.extras import install_command
 
@@ -261,11 +262,12 @@ def answer_element(text: str) -> str:
 # Tasks of `verifiers` tasksets (the extra `rl`, its v1 interface): published packages of tasks with rewards.
 #
 # A suitable taskset has plain texts, and scores that depend on the conversation alone. It may have tools: methods of a
-# `Toolset` that are marked with `@vf.tool`. A harness would reach them through a server; here they are called directly, in
-# the sandbox, in a new process for each turn, which first makes the calls of the earlier turns again. Tasksets that need a
-# remote server, a container, a judge or a simulated user are refused, because no other peer could recompute their rewards
-# from a rollout. A taskset that downloads its data does not load, because it runs in the sandbox, like all code that reads a
-# model's text.
+# task's `Toolset` that are marked with `@vf.tool`. A harness would reach them through a server. Here the server's own code
+# checks the arguments and turns results into texts, but the methods are called directly, in the sandbox, in a new process
+# for each turn, which first makes the calls of the earlier turns again. Tasksets that need a remote server, a container, a
+# judge or a simulated user are refused, because no other peer could recompute their rewards from a rollout. So are tasksets
+# with hooks around a conversation, which would not run here. A taskset that downloads its data does not load, because it
+# runs in the sandbox, like all code that reads a model's text.
 
 
 VERIFIERS = ("verifiers", "verifiers", "verifiers tasksets")
@@ -274,49 +276,42 @@ MAX_TASKS = 10_000
 """Maximum number of tasks taken from a taskset; some tasksets are endless."""
 
 VERIFIERS_PROGRAM = """
-import asyncio, inspect, itertools, typing
+import asyncio, inspect, itertools
 import verifiers.v1 as vf
-from pydantic import TypeAdapter
 from verifiers.v1.graph import MessageNode
-from verifiers.v1.state import State
+from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
+from verifiers.v1.state import State, state_cls
 from verifiers.v1.types import AssistantMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
+from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
 
 def opened(question):
     name = question["taskset"]
     return taskset_class(name)(taskset_config_type(name)(id=name))
 
-def toolsets_of(taskset, task):
-    shared = getattr(taskset, "toolsets", None)
-    return [*(shared(taskset.config) if shared else ()), *task.toolsets(task.config)]
+def tools_of(toolsets):
+    if not toolsets:
+        return {}
+    from mcp.server.mcpserver.tools import ToolManager
 
-def functions_of(toolsets):
     found = {}
     for toolset in toolsets:
-        for name in dir(type(toolset)):
-            if getattr(getattr(type(toolset), name), "tool", None) is True:
-                function = getattr(toolset, name)
-                short = getattr(function, "tool_name", None) or name
-                hints = typing.get_type_hints(function)
-                types = {each: TypeAdapter(hints.get(each, typing.Any)) for each in inspect.signature(function).parameters}
-                found["_".join(filter(None, (toolset.server_name, short)))] = function, types
+        manager = ToolManager()
+        toolset.register(manager)
+        found |= {"_".join(filter(None, (toolset.server_name, tool.name))): tool for tool in manager.list_tools()}
     return found
-
-def schema_of(function, types):
-    parameters = inspect.signature(function).parameters
-    return (function.__doc__ or "").strip(), {
-        "type": "object",
-        "properties": {name: each.json_schema() for name, each in types.items()},
-        "required": [name for name, each in parameters.items() if each.default is each.empty],
-    }
 
 def fault(task, toolsets):
     if task.NEEDS_CONTAINER:
         return "needs a container"
+    if type(task).setup is not vf.Task.setup or type(task).finalize is not vf.Task.finalize:
+        return "has code that runs before or after a conversation (setup, finalize)"
+    if task.hooks("stop") or discover_decorated(task, "intercept"):
+        return "stops or changes conversations itself (stop, intercept)"
     if any(getattr(toolset.config, "url", None) for toolset in toolsets):
         return "needs tools of a server"
-    if any(type(toolset.state) is not State for toolset in toolsets):
-        return "has tools that share a state with its rewards"
+    if state_cls(type(task)) is not State or any(type(toolset.state) is not State for toolset in toolsets):
+        return "has a state that its tools and rewards can share"
     if task.plugged_judges():
         return "needs a judge"
     if not isinstance(task.data.prompt, str):
@@ -328,39 +323,37 @@ def fault(task, toolsets):
 
 def listed(question):
     taskset, prompts, schemas = opened(question), [], None
-    for task in itertools.islice(taskset.load(), question["most"]):
-        toolsets = toolsets_of(taskset, task)
-        reason, own = fault(task, toolsets), {name: schema_of(*each) for name, each in functions_of(toolsets).items()}
+    if taskset.toolsets(taskset.config):
+        return {"refused": "its tools can keep a state from one conversation to the next"}
+    for task in itertools.islice(taskset, question["most"]):
+        toolsets = task.toolsets(task.config)
+        reason = fault(task, toolsets)
+        own = [[name, tool.description, tool.parameters] for name, tool in ({} if reason else tools_of(toolsets)).items()]
         if schemas is None:
             schemas = own
         if reason or own != schemas:
             return {"refused": f"task {len(prompts)} {reason or 'has other tools than the first'}"}
         prompts.append("\\n".join(filter(None, (task.data.system_prompt, task.data.prompt))))
-    return {"prompts": prompts, "tools": [[name, *each] for name, each in (schemas or {}).items()]}
+    return {"prompts": prompts, "tools": schemas or []}
 
-async def called(functions, name, arguments):
-    if name not in functions:
-        return "error: there is no such function; there are " + ", ".join(functions)
-    function, types = functions[name]
+async def called(tools, name, arguments):
+    if name not in tools:
+        return "error: there is no such function; there are " + ", ".join(tools)
     try:
-        inspect.signature(function).bind(**arguments)
-        arguments = {each: types[each].validate_python(value) for each, value in arguments.items()}
-    except (TypeError, ValueError, KeyError):
-        return "error: wrong arguments"
-    try:
-        said = function(**arguments)
-        said = await said if inspect.isawaitable(said) else said
+        result = await tools[name].run(arguments, None, convert_result=True)
+        said = mcp_content_to_chat_content(result.content)
     except Exception as error:
-        return "error: " + type(error).__name__
-    return said if isinstance(said, str) else json.dumps(said, default=str)
+        return str(error)
+    return said if isinstance(said, str) else "error: the result is not a text"
 
-async def results(task, toolsets, calls):
+async def results(task, calls):
+    toolsets = task.toolsets(task.config)
     for toolset in toolsets:
         await toolset.setup()
         await toolset.setup_task(task.data)
-    functions = functions_of(toolsets)
+    tools = tools_of(toolsets)
     guard()
-    return [await called(functions, *call) for call in calls]
+    return [await called(tools, *call) for call in calls]
 
 async def score(task, said):
     nodes = []
@@ -369,13 +362,14 @@ async def score(task, said):
     if task.data.system_prompt:
         add(SystemMessage(content=task.data.system_prompt))
     add(UserMessage(content=task.data.prompt))
-    for turn in said:
-        calls = [ToolCall(id=id, name=name, arguments=json.dumps(given)) for id, name, given, _ in turn["calls"]]
-        add(AssistantMessage(content=turn["text"], tool_calls=calls or None), sampled=True)
-        for id, _, _, result in turn["calls"]:
-            add(ToolMessage(tool_call_id=id, content=result))
+    for at, turn in enumerate(said):
+        calls = [ToolCall(id=f"{at}.{n}", name=name, arguments=given) for n, (name, given) in enumerate(turn["calls"])]
+        add(AssistantMessage(content=turn["text"] or None, tool_calls=calls or None), sampled=True)
+        for call, result in zip(calls, turn["results"]):
+            add(ToolMessage(tool_call_id=call.id, content=result, name=call.name))
     about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-    trace = vf.Trace(task=about, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, ok=True, is_completed=True)
+    trace = vf.Trace(task=about, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes)
+    trace.stop("max_turns" if said[-1]["calls"] else "agent_completed")
     await task.score(trace)
     return trace.reward
 
@@ -383,9 +377,9 @@ def answer(question):
     if "number" not in question:
         return listed(question)
     taskset = opened(question)
-    task = next(itertools.islice(iter(taskset.load()), question["number"], None))
+    task = next(itertools.islice(taskset, question["number"], None))
     if "calls" in question:
-        return {"results": asyncio.run(results(task, toolsets_of(taskset, task), question["calls"]))}
+        return {"results": asyncio.run(results(task, question["calls"]))}
     guard()
     return {"score": float(asyncio.run(score(task, question["said"])))}
 """
@@ -400,7 +394,8 @@ class VerifiersTasks(Environment):
         Raises ValueError if the taskset is not installed, does not load, or is not suitable.
         """
         self._limits = ToolLimits(turns, reply_bytes)
-        self.version = f"verifiers {installed_version(*VERIFIERS)} {taskset}"
+        texts = installed_version("pydantic", "pydantic", VERIFIERS[2])  # it makes the texts on wrong arguments
+        self.version = f"verifiers {installed_version(*VERIFIERS)}, pydantic {texts}, {taskset}"
         self._taskset = taskset
         self._scorer = PackageProgram(VERIFIERS_PROGRAM)
         answer = PackageProgram(VERIFIERS_PROGRAM, MAKING).ask({"taskset": taskset, "most": MAX_TASKS})
@@ -427,7 +422,7 @@ class VerifiersTasks(Environment):
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
         """Return the results of the calls in the last turn, or None without a call.  Raises SandboxUnavailable."""
         results = self._results(problem.index, tuple(turns)) if self._schemas else ()
-        return response([result for *_, result in results], self._limits.reply_bytes) if results else None
+        return response(results, self._limits.reply_bytes) if results else None
 
     def has_exact_replies(self, problem: Problem) -> bool:
         """Return False for a taskset with tools, because the package's functions may be slow."""
@@ -439,16 +434,17 @@ class VerifiersTasks(Environment):
             return 0.0
         said = []
         for count, turn in enumerate(turns, start=1):
-            results = self._results(problem.index, tuple(turns[:count])) if self._schemas and count < len(turns) else ()
-            said.append({"text": turn, "calls": [(f"{count}.{at}", *each) for at, each in enumerate(results)]})
+            calls = [(call.name, call.written) for call in calls_in(turn)] if self._schemas else []
+            results = self._results(problem.index, tuple(turns[:count])) if calls and count < len(turns) else ()
+            said.append({"text": without_calls(turn) if calls else turn, "calls": calls, "results": results})
         return self._scorer.score({"taskset": self._taskset, "number": problem.index, "said": said})
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Raise ValueError, because tasks of verifiers do not include solutions."""
         raise ValueError("tasks of verifiers have no solutions, so they cannot serve as examples")
 
-    def _called(self, index: int, turns: tuple[str, ...]) -> tuple[tuple[str, Mapping[str, Any], str], ...]:
-        """Return name, arguments and result of each call in the last turn, after those of the turns before it."""
+    def _called(self, index: int, turns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the results of the calls in the last turn, after those of the turns before it."""
         calls = [calls_in(turn) for turn in turns]
         if not calls[-1]:
             return ()
@@ -459,8 +455,6 @@ class VerifiersTasks(Environment):
         except (ValueError, KeyError, TypeError):  # it ended, or took too long
             said = []
         said += ["error: the function ended without a result"] * (len(made) - len(said))
-        last = [call for call in calls[-1] if not call.flaw]
-        results = iter(said[len(made) - len(last) :])
-        return tuple(
-            (call.name, call.arguments or {}, f"error: {call.flaw}" if call.flaw else next(results)) for call in calls[-1]
-        )
+        last = sum(not call.flaw for call in calls[-1])
+        results = iter(said[len(made) - last :])
+        return tuple(f"error: {call.flaw}" if call.flaw else next(results) for call in calls[-1])

@@ -19,7 +19,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -33,14 +33,15 @@ from trainer.environments.sandbox import Limits, RunOutcome, Sandbox
 # Calls in a turn, and replies to them.
 
 
-MAX_CALLS = 4
-"""Maximum number of calls in a turn; further calls are not made."""
+MAX_CALLS, MAX_ANSWERED = 4, 16
+"""Maximum number of calls in a turn that are made, and of those that are answered: the rest of them with an error."""
 MAX_CALL_CHARACTERS, MAX_DEPTH = 1 << 16, 32
 _STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"[\[\]{}]")
 REPLIES_KEPT = 1 << 9
 """Replies of an environment that are kept, because reading a rollout asks for those to all of its turns again: at most
 128 MiB with the largest limit on a reply."""
 BEGIN, END = "<tool_call>", "</tool_call>"
+_WRITTEN = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 """Characters that change how a terminal shows a text, or that some tokenizer cannot encode. The list is fixed, because the
 properties of characters differ between versions of Python."""
@@ -49,36 +50,48 @@ CUT = "\n[cut]"
 
 @dataclass(frozen=True)
 class Call:
-    """Call of a tool.  flaw: the reason why no call can be read, as a phrase; empty if one can."""
+    """Call of a tool.
+
+    flaw: the reason why the call is not made, as a phrase; empty if it is. written: the arguments in JSON, or the whole
+    call if they cannot be told.
+    """
 
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     flaw: str = ""
+    written: str = ""
 
 
 def calls_in(turn: str) -> list[Call]:
-    """Return the calls in a turn, at most `MAX_CALLS`."""
+    """Return the calls in a turn, at most `MAX_ANSWERED`."""
     calls: list[Call] = []
-    while len(calls) < MAX_CALLS:
+    while len(calls) < MAX_ANSWERED:
         _, begun, rest = turn.partition(BEGIN)
         text, ended, turn = rest.partition(END)
         if not begun or not ended:
             break
-        calls.append(_call(text))
+        call = _call(text)
+        calls.append(call if len(calls) < MAX_CALLS else replace(call, flaw=f"a turn has at most {MAX_CALLS} calls"))
     return calls
 
 
 def _call(text: str) -> Call:
     if len(text) > MAX_CALL_CHARACTERS:
-        return Call(flaw=f"a call has at most {MAX_CALL_CHARACTERS} characters")
+        return Call(flaw=f"a call has at most {MAX_CALL_CHARACTERS} characters", written=text[:MAX_CALL_CHARACTERS])
     try:
         said = json.loads(text if _depth(text) <= MAX_DEPTH else "")
     except ValueError:
-        return Call(flaw="the call is not JSON")
+        return Call(flaw="the call is not JSON", written=text)
     name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return Call(flaw="a call has a name and arguments")
-    return Call(name, arguments)
+        flaw, known = "a call has a name and arguments", isinstance(name, str)
+        return Call(name if known else "", None, flaw, json.dumps(arguments) if known else text)
+    return Call(name, arguments, written=json.dumps(arguments))
+
+
+def without_calls(turn: str) -> str:
+    """Return the text of a turn around its calls."""
+    return _WRITTEN.sub("", turn).strip()
 
 
 def _depth(text: str) -> int:

@@ -15,7 +15,7 @@ from trainer.environments.environment import Environment, reply_tokens
 from trainer.environments.registry import corpora_of, files_of, open_environment, open_named, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.task_file import digest_of
-from trainer.environments.tools import Calculator, CorpusSearch, PythonTool, calls_in, read_corpus, shown
+from trainer.environments.tools import Calculator, CorpusSearch, PythonTool, calls_in, read_corpus, shown, without_calls
 
 BYTES = ByteTokenizer()
 ADDING = open_environment("tools", of=[{"name": "add"}], use=["calculator"], turns=3)
@@ -69,8 +69,21 @@ def test_a_call_that_cannot_be_made_is_answered_with_its_error(turn: str, error:
 
 
 def test_calls_in_a_turn_are_bounded() -> None:
-    assert len(calls_in(call("calculator", expression="1") * 9)) == 4
+    flaws = [each.flaw for each in calls_in(call("calculator", expression="1") * 20)]
+    assert flaws == [""] * 4 + ["a turn has at most 4 calls"] * 12
     assert calls_in("<tool_call>" * 100_000) == []
+
+
+def test_a_call_that_cannot_be_made_keeps_what_was_written() -> None:
+    texts = ('{"name": "a", "arguments": [1]}', '{"name": 7}', "{", call("b", c="é")[11:-12])
+    turn = "I look. " + "".join(f"<tool_call>{text}</tool_call>\n" for text in texts)
+    assert [(each.name, each.written) for each in calls_in(turn)] == [
+        ("a", "[1]"),
+        ("", '{"name": 7}'),
+        ("", "{"),
+        ("b", '{"c": "\\u00e9"}'),
+    ]
+    assert without_calls(turn) == "I look."
 
 
 @pytest.mark.parametrize(
