@@ -322,15 +322,16 @@ def fault(task, toolsets):
     return None
 
 def listed(question):
-    taskset, prompts, schemas = opened(question), [], None
+    taskset, prompts, schemas, kind = opened(question), [], None, None
     if taskset.toolsets(taskset.config):
         return {"refused": "its tools can keep a state from one conversation to the next"}
     for task in itertools.islice(taskset, question["most"]):
         toolsets = task.toolsets(task.config)
         reason = fault(task, toolsets)
-        own = [[name, tool.description, tool.parameters] for name, tool in ({} if reason else tools_of(toolsets)).items()]
-        if schemas is None:
-            schemas = own
+        if not reason and kind != (type(task), task.config):  # others have the same tools, whose models take long to make
+            kind = type(task), task.config
+            own = [[name, tool.description, tool.parameters] for name, tool in tools_of(toolsets).items()]
+            schemas = own if schemas is None else schemas
         if reason or own != schemas:
             return {"refused": f"task {len(prompts)} {reason or 'has other tools than the first'}"}
         prompts.append("\\n".join(filter(None, (task.data.system_prompt, task.data.prompt))))

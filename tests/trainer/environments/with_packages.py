@@ -89,7 +89,20 @@ class Shelves(vf.Taskset[ShelfTask]):
             yield ShelfTask(ShelfData(prompt="k?", value=f"v{n}"), self.config.task)
 
 __all__ = ["Shelves"]
+
+if __name__ == "__main__":
+    Shelf.run()
 """
+MARK, REWARD, TASK = "    @vf.reward", "async def right(self, trace)", "class SumTask(vf.Task[SumData])"
+REFUSED = [
+    (REWARD, "async def right(self, trace, runtime)", "no reward that follows from the text alone"),
+    (MARK, f"    async def setup(self, trace, runtime): pass\n\n{MARK}", "runs before or after a conversation"),
+    (MARK, f"    async def finalize(self, trace, runtime): pass\n\n{MARK}", "runs before or after a conversation"),
+    (MARK, f"    @vf.stop\n    async def enough(self, trace: vf.Trace): pass\n\n{MARK}", "stops or changes conversations"),
+    (MARK, f"    @vf.intercept\n    async def change(self, request): pass\n\n{MARK}", "stops or changes conversations"),
+    (TASK, "class Memory(vf.State): pass\n\nclass SumTask(vf.Task[SumData, Memory])", "has a state"),
+]
+"""Parts of `TASKSET`, what takes their places, and why the taskset is then refused."""
 
 
 def maths() -> None:
@@ -142,14 +155,12 @@ def verifiers() -> None:
         problem = environment.problem(3)
         assert problem.prompt == "add 3+4"
         assert [environment.score(problem, [said]) for said in ("7", "8")] == [1.0, 0.0]
-    with _installed(
-        "manyhands_toy_box", TASKSET.replace("async def right(self, trace)", "async def right(self, trace, runtime)")
-    ):
-        try:
-            VerifiersTasks("manyhands-toy-box")
-            raise AssertionError("a reward that needs a runtime was taken")
-        except ValueError as error:
-            assert "has no reward that follows from the text alone" in str(error)
+    for number, (part, other, reason) in enumerate(REFUSED):
+        with _installed(f"manyhands_toy_box{number}", TASKSET.replace(part, other)):
+            assert reason in _refusal(f"manyhands-toy-box{number}"), other
+    of_all = "    @classmethod\n    def toolsets(cls, config): return [Shelf(vf.ToolsetConfig())]\n\n    def load"
+    with _installed("manyhands_toy_desk", WITH_TOOLS.replace("    def load", of_all)):
+        assert "from one conversation to the next" in _refusal("manyhands-toy-desk")
     with _installed("manyhands_toy_shelf", WITH_TOOLS):
         environment = VerifiersTasks("manyhands-toy-shelf", turns=3)
         problem = environment.problem(2)
@@ -157,14 +168,14 @@ def verifiers() -> None:
         first, second = (_call("shelf_look", key="k", **more) for more in ({}, {"times": 2}))  # type: ignore[arg-type]
         replies = [environment.reply(problem, turns) for turns in ([first], [first, second], [first, second, "v2"])]
         assert replies == [
-            '<tool_response>\n{"value": "v2", "asked": 1}\n</tool_response>\n',
-            '<tool_response>\n{"value": "v2v2", "asked": 2}\n</tool_response>\n',
+            '<tool_response>\n{\n  "value": "v2",\n  "asked": 1\n}\n</tool_response>\n',
+            '<tool_response>\n{\n  "value": "v2v2",\n  "asked": 2\n}\n</tool_response>\n',
             None,
         ], replies
         wrong = [_call("shelf_look", key="x"), _call("shelf_look"), _call("shelf_look", key="k", times="x"), _call("look")]
-        errors = ["KeyError", "wrong arguments", "wrong arguments", "there is no such function"]
+        errors = ["tool look: 'x'", "Field required", "should be a valid integer", "there is no such function"]
         for turn, named in zip(wrong, errors, strict=True):
-            assert f"error: {named}" in str(environment.reply(problem, [turn])), turn
+            assert named in str(environment.reply(problem, [turn])), turn
         scores = [
             environment.score(problem, turns)
             for turns in ([first, second, "v2"], ["v2"], [first, second, "v1"], [first] * 4)
@@ -174,6 +185,14 @@ def verifiers() -> None:
 
 def _call(name: str, **arguments: object) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def _refusal(taskset: str) -> str:
+    try:
+        VerifiersTasks(taskset)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"{taskset} was taken")
 
 
 @contextmanager
