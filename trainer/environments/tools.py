@@ -84,8 +84,8 @@ def _call(text: str) -> Call:
         return Call(flaw="the call is not JSON", written=text)
     name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        flaw, known = "a call has a name and arguments", isinstance(name, str)
-        return Call(name if known else "", None, flaw, json.dumps(arguments) if known else text)
+        known = (name, json.dumps(arguments)) if isinstance(name, str) else ("", text)
+        return Call(known[0], flaw="a call has a name and arguments", written=known[1])
     return Call(name, arguments, written=json.dumps(arguments))
 
 
