@@ -135,6 +135,7 @@ def run_list(args: argparse.Namespace) -> int:
 def run_rate(args: argparse.Namespace) -> int:
     """Measure the tasks of a file, or some of an environment; rates measured for a file survive an interruption."""
     from peer.joining.run_source import named_run
+    from peer.tasks.checking import check_file_name
     from peer.tasks.rating import Answering, AsInRun, Sampling, measure, survey
 
     if (args.source is None) == (args.environment is None):
@@ -146,7 +147,7 @@ def run_rate(args: argparse.Namespace) -> int:
     source = Path(args.source or "").absolute()
     target = Path(args.out).absolute() if args.out else source.with_name(f"{source.stem}.rated{source.suffix}")
     if args.source is not None:
-        _check_name(target)
+        check_file_name(target)
     progress = _Progress()
     try:
         if args.environment is not None:
@@ -165,21 +166,10 @@ def run_rate(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _check_name(target: Path) -> None:
-    """Raise PeerError if a run could not read a file of this name."""
-    from trainer.environments.registry import FILE_NAME
-
-    if not FILE_NAME.fullmatch(target.name):
-        raise PeerError(
-            f"a run cannot read a file named {target.name!r}; give another --out, of at most 100 letters, digits, dots, "
-            "dashes and underscores",
-            ExitCode.INPUT,
-        )
-
-
 def run_import(args: argparse.Namespace) -> int:
     """Write the tasks of a data set to a file, and print their kinds, and what was left out."""
     from peer.corpora.inputs import HUB
+    from peer.tasks.checking import check_file_name
     from peer.tasks.task_import import ImportOptions, import_tasks
     from protocol.formatting import size
 
@@ -187,7 +177,7 @@ def run_import(args: argparse.Namespace) -> int:
     target = Path(args.out).absolute()
     if target.exists() or not target.parent.is_dir():
         raise PeerError(f"{target} exists, or its folder is missing; give another --out", ExitCode.INPUT)
-    _check_name(target)
+    check_file_name(target)
     given = {"most": args.most, "longest": args.longest, "request": args.request}
     options = ImportOptions(
         rows=args.rows, every=args.every, **{name: value for name, value in given.items() if value is not None}

@@ -20,6 +20,7 @@ from protocol.wire.rollouts import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.records import SolveRates, TaskRecord, told
+from trainer.environments.registry import FILE_NAME
 from trainer.environments.task_file import MAX_COMPRESSED_BYTES, read_task_set
 from trainer.reading import tokenizer_of
 from trainer.rl.groups import most_prompt_bytes, prompt_flaw
@@ -127,3 +128,13 @@ def _tokenizer(signed: SignedManifest, data: Path) -> TemplatedTokenizer | None:
         return tokenizer_of(TrainingConfig.from_sections(signed.manifest.trainer_sections() | {"files": here}))
     except ValueError:
         return None
+
+
+def check_file_name(target: Path) -> None:
+    """Raise PeerError if a run could not read a file of this name."""
+    if not FILE_NAME.fullmatch(target.name):
+        raise PeerError(
+            f"a run cannot read a file named {target.name!r}; give another --out, of at most 100 letters, digits, dots, "
+            "dashes and underscores",
+            ExitCode.INPUT,
+        )
