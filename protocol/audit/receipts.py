@@ -2,7 +2,7 @@
 
 A member's READY commits to the receipts of the rows that it trained on (`trainer.receipts`).  After the round each peer
 computes some rows of a few members again, at weights that everybody knows, and compares.  Nobody has to believe anybody: a
-verdict counts only at the peer that came to it.  What another elector says makes us audit its suspect next, and no more.
+verdict counts only at the peer that came to it.  What another elector says makes us audit its suspects sooner, and no more.
 
 A peer that is set aside does not count as ready here, and gets no place in our plans while others suffice
 (`protocol.agreement.policy`): so it gains few tokens and, once enough electors have found out, loses its vote.  After some

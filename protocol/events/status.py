@@ -221,7 +221,8 @@ class RunDefinition:
     sources together; 0 without sources.  epochs: times that each source is read at most; 0 without a limit.
     times_read: number of times that the run reads each source until its total, with one member if the total counts rounds.
     environment: the tasks of a run with rollouts; empty in others.  warm_rounds: rounds before the first one that learns
-    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the highest learning rate on rollouts.
+    from rollouts.  peak_rate: the highest learning rate on rows.  rollout_rate: the highest learning rate on rollouts,
+    of one trainer alone.
     requires: requirements of a computer that trains, in words.
     prompts: prompts that a member completes at each evaluation.
     """

@@ -83,7 +83,7 @@ class RlConfig(Section):
     optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Number of optimiser steps in which a version's rollouts are trained on once."""
     lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
-    """AdamW's learning rate after the warm-up, constant."""
+    """AdamW's constant rate after the warm-up; times the root of the trainers' number if `outer` is "auto"."""
     warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 25
     """Optimiser steps of the run over which the rate rises from 0."""
     clip_norm: Above = 0.1

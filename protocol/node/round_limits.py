@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from math import inf, log, sqrt
 from typing import NamedTuple
 
+from kernels.outer_step import SHARING_MOST
 from protocol.run.manifest import RunManifest
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Member, Record
@@ -43,7 +44,7 @@ def limits_from(manifest: RunManifest, records: Iterable[Record], me: PeerId, st
     ours: list[Member] = [member for record in records for member in record.members if member.peer == me and member.norm]
     if not ours:
         return RoundLimits()
-    rate = max(manifest.inner.lr, manifest.rl.lr if manifest.rl is not None else 0.0)
+    rate = max(manifest.inner.lr, manifest.rl.lr * sqrt(SHARING_MOST) if manifest.rl is not None else 0.0)
     norm = NORM_FACTOR * max(member.norm * max(1.0, steps / member.steps) for member in ours)
     explained = RATES * rate * steps * sqrt(manifest.parameters)
     loss = max(log(manifest.model.vocab), *(member.loss for member in ours))

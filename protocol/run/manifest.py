@@ -225,7 +225,7 @@ class RunManifest(Section, Body):
     data: DataSection = DataSection()
     inner: InnerConfig = InnerConfig()
     outer: Outer = "auto"
-    """The outer step: "auto" (rate and momentum follow from each round's members), or a section with lr and momentum."""
+    """The outer step: "auto" (rate, momentum, and the factor on `rl.lr` follow from the members), or lr and momentum."""
     rounds: RoundSection = RoundSection()
     codec: CodecName = "int4"
     """Encoding of contributions and results; a run file may also say "auto", which means "int4"."""

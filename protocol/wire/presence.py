@@ -111,7 +111,7 @@ class Heartbeat(Body):
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""
     """Proof that the sender was admitted, if no record names it; left out if there is none."""
     aside: Annotated[list[PeerField], Field(max_length=MAX_ASIDE, exclude_if=lambda peers: not peers)] = []
-    """Members that the sender has set aside last, because their receipts were not right; left out if there are none."""
+    """Some of the members that the sender has set aside by their receipts; left out if there are none."""
 
 
 class Goodbye(Body):

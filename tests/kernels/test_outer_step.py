@@ -59,7 +59,7 @@ def test_sparse_contributions_have_no_momentum_and_a_rate_that_grows_with_the_me
 def test_who_shares_rollouts_has_the_root_of_the_members_on_its_rate(weights: list[int]) -> None:
     assert 1 <= sharing_rate(weights) <= 8**0.5
     assert [sharing_rate([7] * members) for members in (0, 1, 4, 64)] == [1.0, 1.0, 2.0, pytest.approx(8**0.5)]
-    assert sharing_rate([4096, 4096, 1, 1]) == pytest.approx(2**0.5, abs=0.002), "those without rollouts count little"
+    assert sharing_rate([4096, 4096, 1, 1]) == pytest.approx(2**0.5, abs=0.002), "small weights count little"
 
 
 def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_forgotten() -> None:

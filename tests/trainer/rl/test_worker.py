@@ -23,7 +23,7 @@ from trainer.config import SPARE_VERSIONS
 from trainer.environments.environment import Problem
 from trainer.environments.task_file import ExtendedEnvironment
 from trainer.generate.choice import GeneratorName
-from trainer.rl.learner import Learner
+from trainer.rl.learner import Learner, Learnt, LearnTask, Totals
 from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, Tried, decode_batch, encode_batch
 from trainer.service.inbox import Abandoned
@@ -217,6 +217,26 @@ def learnt_from(
     learner = Learner(run.config, trainer.work)
     done = run.learn(task, learner, small.theta(), out, lambda *_: False, tell or (lambda tried: None))
     return done, bytes(out)
+
+
+def test_the_factor_on_the_rate_reaches_the_learner(
+    run: RolloutWorker, trainer: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[float]()
+
+    def compute(learner: Learner, task: LearnTask, *_: object) -> Learnt:
+        told.append(task.rate_factor)
+        return Totals().learnt([])
+
+    monkeypatch.setattr(Learner, "compute", compute)
+    run.learn(
+        Task(3, [], 1, 3, rate_factor=1.5),
+        Learner(run.config, trainer.work),
+        small.theta(),
+        memoryview(b""),
+        lambda *_: False,
+    )
+    assert told == [1.5]
 
 
 def test_a_batch_is_made_judged_and_learned_from(run: RolloutWorker, trainer: Worker, tmp_path: Path) -> None:
