@@ -146,7 +146,7 @@ MOST_WITHHELD, LATE, FORGIVEN = 3.0, 0.25, 0.5
 """Times that a member may fail to send the receipts to which it has committed: a late answer, or one that a broken line may
 excuse, counts as `LATE`, and a sound audit makes up for `FORGIVEN`."""
 MAX_KNOWN = 2048
-MAX_ACCUSERS, MOST_FALSE, UNHEARD_ROUNDS = 256, 2, 100
+MAX_ACCUSERS, MOST_FALSE, UNHEARD_ROUNDS = 256, 2, 1000
 """Accusers that are remembered, wrong accusations of one, and rounds in which it is not heard after them."""
 
 
