@@ -41,7 +41,6 @@ REPLIES_KEPT = 1 << 9
 """Replies of an environment that are kept, because reading a rollout asks for those to all of its turns again: at most
 128 MiB with the largest limit on a reply."""
 BEGIN, END = "<tool_call>", "</tool_call>"
-_WRITTEN = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 """Characters that change how a terminal shows a text, or that some tokenizer cannot encode. The list is fixed, because the
 properties of characters differ between versions of Python."""
@@ -91,7 +90,11 @@ def _call(text: str) -> Call:
 
 def without_calls(turn: str) -> str:
     """Return the text of a turn around its calls."""
-    return _WRITTEN.sub("", turn).strip()
+    kept, end = list[str](), 0
+    while (begin := turn.find(BEGIN, end)) >= 0 and (closed := turn.find(END, begin)) >= 0:
+        kept.append(turn[end:begin])
+        end = closed + len(END)
+    return "".join([*kept, turn[end:]]).strip()
 
 
 def _depth(text: str) -> int:
