@@ -477,17 +477,18 @@ class Contributor:
 
     async def _limited(self, task: ComputeTask) -> ComputeTask:
         """Return the task with what follows from the last rounds: our limits, and the factor on the learning rate."""
-        limits: RoundLimits = await self._offload(self._limits, task.round, task.steps)
-        factor: float = await self._offload(self._rate_factor, task.round)
-        return replace(task, most_loss=limits.loss, most_norm=limits.norm, rate_factor=factor)
+        limited: ComputeTask = await self._offload(self._limited_by_records, task)
+        return limited
 
-    def _rate_factor(self, round: int) -> float:
-        """Return the factor on the learning rate of a round, from the members of the last record.  Blocking."""
-        history = self._replica.history
+    def _limited_by_records(self, task: ComputeTask) -> ComputeTask:
+        """Do the work of `_limited`.  Blocking."""
+        limits, history = self._limits(task.round, task.steps), self._replica.history
+        task = replace(task, most_loss=limits.loss, most_norm=limits.norm)
         if not history.length:
-            return 1.0
+            return task
         last = history.commit_at(history.length - 1).record
-        return self._replica.manifest.rate_factor(round, [member.tokens for member in last.members])
+        factor = self._replica.manifest.rate_factor(task.round, [member.tokens for member in last.members])
+        return replace(task, rate_factor=factor)
 
     def _limits(self, round: int, steps: int) -> RoundLimits:
         """Return the limits on a round of `steps`.  Blocking."""
