@@ -193,7 +193,7 @@ class AuditBook:
         self._unheard = BoundedDict[PeerId, int](MAX_ACCUSERS)
         """The round from which an accuser is heard again."""
         self._round = 0
-        """Of the last draw."""
+        """The round of the last draw."""
 
     @property
     def known(self) -> Mapping[PeerId, MemberRecord]:

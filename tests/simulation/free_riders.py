@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from protocol.chain.credit import Ledger
 from protocol.events.events import Event, MemberSetAside
 from protocol.wire.identity import PeerId
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.disks import Platter
+from tests.simulation.rider_draws import Found
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.test_receipts import Pretender, audited_run
@@ -25,30 +24,6 @@ from tests.simulation.world import World, changed, seat_identity
 
 ROUND_S = 600.0
 """Longest virtual time of a round before the run counts as stuck."""
-
-
-@dataclass
-class Found:
-    """Sums over the rounds.  tokens, votes: of all and of free riders; a vote is a place among the electors of a round.
-
-    memberships: rounds in which each of their keys was a member.  riders_aside, honest_aside: how often an honest member set
-    a free rider, or an honest one, aside.
-    """
-
-    rounds: int = 0
-    tokens: int = 0
-    riders_tokens: int = 0
-    votes: int = 0
-    riders_votes: int = 0
-    memberships: Counter[str] = field(default_factory=Counter)
-    honest_aside: int = 0
-    riders_aside: int = 0
-
-    def shares(self) -> dict[str, float]:
-        return {
-            "tokens": self.riders_tokens / max(1, self.tokens),
-            "votes": self.riders_votes / max(1, self.votes),
-        }
 
 
 def measure(

@@ -15,6 +15,7 @@ from protocol.run.sections import DataSection
 from protocol.trainer_link import ReceiptAudit
 from protocol.wire.identity import PeerId
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
+from tests.simulation.rider_draws import play
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, changed, simulated_run
@@ -57,6 +58,11 @@ def members_of(world: World, round: int = -1) -> set[str]:
     """The members of a record of the peer that is furthest, by default of its newest one."""
     node = max((seat.node for seat in world.up() if seat.node is not None), key=lambda node: node.rounds)
     return {member.peer for member in node.commit_at(round if round >= 0 else node.rounds - 1).record.members}
+
+
+def test_free_riders_with_new_keys_get_little_by_the_draws_alone() -> None:
+    found = play(peers=12, riders=3, rounds=60, day=60, rows=2560, seed=1)
+    assert found.shares()["tokens"] < 0.1 and found.shares()["votes"] < 0.1, "a quarter without audits"
 
 
 def lived(
