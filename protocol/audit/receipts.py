@@ -130,8 +130,9 @@ def _rows_of(random: Random, places: Sequence[int], rows: int, width: int) -> li
 # What this peer knows of the members.
 
 
-EACH_ROUND, SOONER = 2.0, 8.0
-"""Audits in a round of a member without a clean history, and of a doubtful or accused one, by all others together.
+EACH_ROUND, SOONER, SOONER_OF_MANY = 2.0, 4.0, 8.0
+"""Audits in a round of a member without a clean history, and of a doubtful or accused one, by all others together.  In large
+runs an eighth of them audits the latter, at most `SOONER_OF_MANY`.
 
 Not all audit it at once: its line has to carry the receipts to each of them."""
 RARELY, FADES = 0.1, 0.9
@@ -231,7 +232,8 @@ class AuditBook:
         for named in self._accused.values():
             if here := [peer for peer in named if peer in members and not self.is_aside(peer, round)]:
                 first.add(random.choice(here))
-        drawn = [peer for peer in order if peer in first and random.random() < SOONER / count]
+        sooner = max(SOONER / count, min(1 / 8, SOONER_OF_MANY / count))
+        drawn = [peer for peer in order if peer in first and random.random() < sooner]
         drawn += [p for p in order if p not in first and random.random() < EACH_ROUND / count * self._chance(p)]
         drawn = drawn[: max(0, int(self._rows // FIRST.cost))]
         self._behind = {peer: [each for each, named in self._accused.items() if peer in named] for peer in drawn}

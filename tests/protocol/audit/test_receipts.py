@@ -127,7 +127,7 @@ def test_an_accused_member_is_audited_sooner_but_not_by_all_at_once() -> None:
         if PEERS[7] in found:
             assert found[0] == PEERS[7]
             alone += 1
-    assert 0.35 < alone / 2000 < 0.45, "eight audits of it by 20 members"
+    assert 0.15 < alone / 2000 < 0.25, "four audits of it by 20 members"
 
 
 def test_an_accuser_whose_words_were_wrong_twice_is_not_heard_any_more_and_one_that_was_right_is() -> None:
@@ -143,7 +143,7 @@ def test_an_accuser_whose_words_were_wrong_twice_is_not_heard_any_more_and_one_t
     assert count_of(book, PEERS[5]) < 0.15
     book.choose(Random(0), PEERS, 5 + UNHEARD_ROUNDS)
     book.accuse(ANN.peer_id, [PEERS[5]])
-    assert count_of(book, PEERS[5], 5 + UNHEARD_ROUNDS) > 0.3, "it is heard again"
+    assert count_of(book, PEERS[5], 5 + UNHEARD_ROUNDS) > 0.15, "it is heard again"
     book = a_book()
     book.accuse(ANN.peer_id, [PEERS[0]])
     audited(book, PEERS[0])
@@ -155,7 +155,7 @@ def test_an_accuser_whose_words_were_wrong_twice_is_not_heard_any_more_and_one_t
     audited(book, PEERS[2])
     book.note_sound(PEERS[2])
     book.accuse(ANN.peer_id, [PEERS[3]])
-    assert count_of(book, PEERS[3]) > 0.3, "one wrong word since the right one"
+    assert count_of(book, PEERS[3]) > 0.15, "one wrong word since the right one"
 
 
 def count_of(book: AuditBook, peer: PeerId, round: int = 5) -> float:
@@ -175,24 +175,34 @@ def test_of_the_members_that_an_accuser_names_one_at_a_time_is_audited_sooner_wh
             book.note_sound(peer)
     book.accuse(ANN.peer_id, [PEERS[0]])
     book.accuse(BOB.peer_id, PEERS[1:5])
-    assert count_of(book, PEERS[0]) > 0.3
-    assert all(0.06 < count_of(book, peer) < 0.15 for peer in PEERS[1:5]), "two fifths of the rounds are shared"
+    assert count_of(book, PEERS[0]) > 0.15
+    assert all(0.03 < count_of(book, peer) < 0.1 for peer in PEERS[1:5]), "a fifth of the rounds is shared"
     for peer in PEERS[1:4]:
         book.set_aside(peer, 0, "why")
-    assert count_of(book, PEERS[4]) > 0.3
+    assert count_of(book, PEERS[4]) > 0.15
     book.accuse(BOB.peer_id, [])
     assert count_of(book, PEERS[4]) < 0.05, "it has taken its word back"
+
+
+def test_of_many_members_an_eighth_audits_an_accused_one_and_of_very_many_eight() -> None:
+    for count, wanted in ((40, 0.125), (200, 0.04)):
+        book, many = a_book(), [PeerId(f"peer {number:03}") for number in range(count)]
+        for _ in range(30):
+            book.note_sound(many[7])
+        book.accuse(ANN.peer_id, [many[7]])
+        drawn = sum(many[7] in book.choose(Random(seed), many, 5) for seed in range(2000))
+        assert drawn / 2000 == pytest.approx(wanted, abs=0.015)
 
 
 def test_a_member_that_gets_no_verdict_is_soon_drawn_like_any_other() -> None:
     book = a_book()
     book.set_aside(PEERS[0], 0, "why")
-    assert count_of(book, PEERS[0], ASIDE_ROUNDS) > 0.3
+    assert count_of(book, PEERS[0], ASIDE_ROUNDS) > 0.15
     book.note_unclear(PEERS[0])
     assert count_of(book, PEERS[0], ASIDE_ROUNDS) < 0.15
     book.note_suspect(PEERS[0])
     book.note_audited(PEERS[0], 7)
-    assert count_of(book, PEERS[0], ASIDE_ROUNDS) > 0.3, "after an audit with a verdict"
+    assert count_of(book, PEERS[0], ASIDE_ROUNDS) > 0.15, "after an audit with a verdict"
 
 
 def test_a_member_is_set_aside_for_twice_as_long_each_time_and_then_audited_again() -> None:
@@ -215,7 +225,7 @@ def test_a_suspect_gets_its_second_draw_in_a_later_round_if_need_be() -> None:
         book.note_sound(PEERS[0])
     assert book.next_draw(PEERS[0]) is FIRST
     book.note_suspect(PEERS[0])
-    assert book.next_draw(PEERS[0]) is SECOND and count_of(book, PEERS[0]) > 0.3, "and soon"
+    assert book.next_draw(PEERS[0]) is SECOND and count_of(book, PEERS[0]) > 0.15, "and soon"
     book.note_sound(PEERS[0])
     assert book.next_draw(PEERS[0]) is FIRST
 
