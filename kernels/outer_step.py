@@ -15,8 +15,8 @@ are equal:
     hundreds the members agree so well that few count as independent, and the memory is twice as long.
   * more than `SEVERAL`: momentum stays, and the rate grows with the square root, up to `HIGHEST`.
   * sparse contributions: no momentum, and a rate that grows with the members (`sparse_rate`).
-  * rollouts: the mean. Rollouts are some versions old, and momentum would take the policy too far. What is made up for
-    several members is made up before the mean, by their inner steps (`sharing_rate`).
+  * rollouts: the mean. Rollouts are some versions old, and momentum would take the policy too far. Several
+    members take longer inner steps instead (`sharing_rate`).
 
 The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
 ("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of

@@ -157,8 +157,8 @@ class MemberRecord:
 
     sound: sound audits in a row.  audits, tokens: its audited contributions with a verdict, and the tokens that it claimed
     for them.  withheld: times without its receipts, less those that were forgiven.  is_suspect: True after a first draw that
-    was suspect, until a second one was judged, maybe in a later round.  is_unclear: True after an audit without a verdict,
-    until the next one with one: then it is drawn like any other.
+    was suspect, until a second one was judged, maybe in a later round.  is_unclear: True if its last
+    audit ended without a verdict; it is then drawn like any other member.
     until: round in which it gets another chance; 0 if it is not set aside.  times: times that it was set aside.
     reason: why it was set aside last.
     """
@@ -267,7 +267,7 @@ class AuditBook:
         known.audits, known.tokens, known.is_unclear = known.audits + 1, known.tokens + tokens, False
 
     def note_unclear(self, peer: PeerId) -> None:
-        """Note an audit without a verdict: one that has to end with none must not take the place of others for ever."""
+        """Note an audit without a verdict: such a member must not take the place of others in every round."""
         self.of(peer).is_unclear = True
 
     def note_sound(self, peer: PeerId) -> None:
