@@ -59,10 +59,16 @@ class CommandInbox:
         threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
 
     def next_job(self) -> Job | None:
-        """Wait for the next job and return it; None if there is only an evaluation to continue."""
+        """Wait for the next job and return it; None if there is only an evaluation to continue.
+
+        A job that was abandoned while it waited is left out.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or (self._evaluation is not None and not self._paused))
-            return self._jobs.popleft() if self._jobs else None
+            while True:
+                self._changed.wait_for(lambda: self._jobs or (self._evaluation is not None and not self._paused))
+                job = self._jobs.popleft() if self._jobs else None
+                if job is None or not job.abandon:
+                    return job
 
     @property
     def evaluation(self) -> Job | None:
@@ -92,6 +98,11 @@ class CommandInbox:
         """Return True if the peer has paused, or abandoned the job: `wait_while_paused` may then wait or raise."""
         with self._changed:
             return self._paused or job.abandon
+
+    def is_abandoned(self, job: Job, seconds: float) -> bool:
+        """Return True if the peer has abandoned the job, or does so within `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: job.abandon, seconds)
 
     def wait_while_paused(self, job: Job) -> None:
         """Wait while paused, unless the job should finish; raise `Abandoned` if the job has been abandoned."""

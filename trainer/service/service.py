@@ -168,6 +168,10 @@ BLOCK_WAIT_S = 0.25
 """Seconds between two checks for a missing block."""
 
 
+ABANDON_S = 1.0
+"""Longest wait for the command that abandons a job whose file is gone; it was sent before the file was removed."""
+
+
 class Service:
     """Service that runs jobs one after another on the main thread."""
 
@@ -198,6 +202,8 @@ class Service:
             except Abandoned:
                 continue
             except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error
+                if isinstance(error, FileNotFoundError) and self._inbox.is_abandoned(job, ABANDON_S):
+                    continue  # the peer removes the files of a job that it has abandoned
                 self._fail(job, error)
             self._send(job, job.message["do"], **answer)
             if job.message["do"] == "compute" and self._worker is not None:

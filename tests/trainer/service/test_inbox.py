@@ -66,6 +66,14 @@ def test_a_job_is_held_while_paused_and_when_it_is_abandoned() -> None:
         box.wait_while_paused(job)
 
 
+def test_a_job_that_is_abandoned_while_it_waits_is_never_begun() -> None:
+    box = inbox("compute")
+    box.take({"do": "verify", "id": 2})
+    box.take({"do": "abandon", "id": 2})
+    box.take({"do": "keep_version", "id": 3})
+    assert [running(box).id, running(box).id] == [1, 3]
+
+
 def test_messages_come_out_whole_however_they_are_cut() -> None:
     sent: list[dict[str, Any]] = [{"do": "pause"}, {"do": "compute", "id": 3, "task": {"round": 1}}]
     data, buffer = b"".join(frames.pack(message) for message in sent), bytearray()

@@ -77,6 +77,38 @@ def test_others_are_told_the_rate_with_the_rests_from_the_first_step_on(
         assert [message["tokens_per_s"] for message in messages(ours)] == [pytest.approx(rate)]
 
 
+class Stop(Exception):
+    """Raised where the service would end its process, and for the next job after the last."""
+
+
+@pytest.mark.parametrize("is_abandoned", [True, False])
+def test_a_file_that_is_gone_once_its_job_is_abandoned_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    service, failed = Service(theirs, -1, -1), list[str]()
+    jobs = [Job({"id": 5, "do": "verify"})]
+    service._inbox._latest = jobs[0]
+
+    def perform(job: Job) -> dict[str, Any]:
+        if is_abandoned:
+            service._inbox.take({"do": "abandon", "id": 5})
+        raise FileNotFoundError("the batch")
+
+    def fail(job: Job, error: Exception) -> None:
+        failed.append(str(error))
+        raise Stop
+
+    monkeypatch.setattr("trainer.service.service.ABANDON_S", 0.0)
+    monkeypatch.setattr(service, "_perform", perform)
+    monkeypatch.setattr(service, "_fail", fail)
+    monkeypatch.setattr(service._inbox, "listen", lambda connection: None)
+    monkeypatch.setattr(service._inbox, "next_job", lambda: jobs.pop() if jobs else fail(Job({"id": 6}), Stop("no more")))
+    with ours, theirs, pytest.raises(Stop):
+        service.run()
+    assert failed == (["no more"] if is_abandoned else ["the batch"])
+
+
 MOST_BATCHES, MAX_ROLLOUTS = 512, 4096
 """Of a round, and in a batch, by the limits of the manifest."""
 
