@@ -1,4 +1,7 @@
-"""Token-level measurements for `benchmarks.evidence`: honest peers and cheats, judged by validators of each precision."""
+"""Token-level measurements for `benchmarks.evidence`: honest peers and cheats, judged by validators of each precision.
+
+In runs of adapters, cheats round the frozen model.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.detection import run_of
+from benchmarks.detection_adapters import ADAPTERS
 from benchmarks.detection_forgeries import Steered, at_temperature
-from benchmarks.detection_peers import FAMILIES, GROUP, ME, RUN, TOKENIZER, VERSION, Peer, Run, model_of, parameters
+from benchmarks.detection_peers import FAMILIES, GROUP, ME, RUN, TOKENIZER, VERSION, Peer, Run
 from kernels.toploc import Mismatch
 from protocol.formats.model import ModelConfig, parameter_layout
 from trainer.rl.rollout import Rollout
@@ -93,26 +98,27 @@ def _changed(
 
 def peers(run: Run) -> Iterator[tuple[str, str, Peer]]:
     """Yield (name, precision of the products, peer); names of honest peers begin with "honest"."""
-    config, theta = run.config, run.theta
-    weights = {
-        "int8 per channel": by_channel(config, theta, 127),
-        "fp8 e4m3": in_fp8(config, theta),
-        "int4 per channel": by_channel(config, theta, 7),
+    weights = run.theta if run.frozen is None else run.frozen.weights
+    roundings = {
+        "int8 per channel": by_channel(run.config, weights, 127),
+        "fp8 e4m3": in_fp8(run.config, weights),
+        "int4 per channel": by_channel(run.config, weights, 7),
     }
     for precision, dtype in PRECISIONS.items():
         options: dict[str, Any] = {"dtype": dtype}
         yield "honest", precision, Peer(run, **options)
         yield "honest, batch of 5, pieces of 7", precision, Peer(run, slots=5, prefill_tokens=7, **options)
-        for name, flat in weights.items():
-            yield name, precision, Peer(run, flat, **options)
+        for name, flat in roundings.items():
+            frozen = None if run.frozen is None else replace(run.frozen, weights=flat)
+            theirs = replace(run, theta=flat) if frozen is None else replace(run, frozen=frozen)
+            yield name, precision, Peer(theirs, **options)
         yield f"temperature {TEMPERATURE}", precision, Peer(run, choice=at_temperature(TEMPERATURE), **options)
         yield f"steering within {WITHIN}", precision, Peer(run, choice=Steered(WITHIN), **options)
 
 
 def collect(family: str, length: int, honest: int, cheats: int, folder: Path, only: str = "") -> None:
     """Measure every peer of a family that is not in the folder yet."""
-    config = model_of(family, length)
-    run = Run(config, parameters(config), length)
+    run = run_of(family, length)
     meters = {name: Meter(run.model(dtype), run.environment, TOKENIZER, run.rl) for name, dtype in PRECISIONS.items()}
     for name, precision, peer in peers(run):
         paths = {validator: file_of(folder, family, length, name, precision, validator) for validator in meters}
@@ -140,7 +146,7 @@ def file_of(folder: Path, family: str, length: int, name: str, precision: str, v
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence_peers", description=__doc__)
-    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=[*FAMILIES, *ADAPTERS], default=list(FAMILIES))
     parser.add_argument("--lengths", type=int, nargs="+", default=[512])
     parser.add_argument("--honest", type=int, default=96, metavar="N", help="rollouts of each honest peer")
     parser.add_argument("--cheats", type=int, default=32, metavar="N", help="rollouts of each cheat")
