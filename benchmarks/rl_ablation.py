@@ -11,12 +11,13 @@ it.  All runs of a seed start from the same parameters.  All combinations of the
                difference; or off
     eps        clip range
 
-The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers than
-the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The difference to
-staleness 0 is the mean over the seeds that both have, with its standard error.  Tasks: `reverse`, three letters backwards;
-`count`, the 32 numbers after one of three digits, which are 128 tokens; a built-in environment with a tool, such as
-`calculate` or, for the same problems without the tool, `calculate(turns=1)`, for a model of 146 k parameters; or an
-environment as MODULE:CLASS.  With one thread and fixed seeds, the same machine gives the same table.
+The reward is the mean of the rewards of the last five versions, each of 256 completions of problems with other numbers
+than the training problems (many of them are nevertheless among the training problems of the built-in tasks).  The
+difference to staleness 0 is the mean over the seeds that both have, with its standard error.  Tasks: `reverse`, three
+letters backwards; `count`, the 32 numbers after one of three digits, which are 128 tokens, or `count(125)`, which are
+500; a built-in environment with a tool, such as `calculate` or, for the same problems without the tool,
+`calculate(turns=1)`, for a model of 146 k parameters; or an environment as MODULE:CLASS.  With one thread and fixed
+seeds, the same machine gives the same table.
 
     python -m benchmarks.rl_ablation [--losses clip tis gspo] [--staleness 0 2 4 8] [--lr 1e-3 3e-3] [--seeds 0 1 2]
         [--task count] [--warm-steps N] [--save FILE] [--json]
@@ -54,7 +55,8 @@ RL = RlConfig(
     group_size=16, max_tokens=12, row_tokens=128, micro_batch_tokens=1 << 14, optimizer_steps=4, lr=1e-3,
     warmup_steps=0, entropy_weight=1e-3,
 )  # fmt: skip
-LONG = RL.changed(max_tokens=160, row_tokens=192, max_solve_rate=0.99)
+LONG = RL.changed(max_solve_rate=0.99)
+COUNTED = 32
 TOOL_MODEL = ModelConfig(
     vocab=256, dim=64, layers=3, heads=4, kv_heads=2, ffn=160, rope_base=1e3, norm_eps=1e-5, tied=True
 )  # fmt: skip
@@ -70,13 +72,21 @@ Run = dict[str, Any]
 
 def task_named(name: str) -> Environment:
     """Return a task of this benchmark, an environment by its name, or one given as MODULE:CLASS; raises ValueError."""
-    if name in ("reverse", "count"):
-        return Reverse() if name == "reverse" else Count()
+    if name == "reverse":
+        return Reverse()
+    if (numbers := counted(name)) is not None:
+        return Count(numbers)
     module, colon, attribute = name.partition(":")
     if not colon:
         return open_named(name)
     task: Environment = getattr(importlib.import_module(module), attribute)()
     return task
+
+
+def counted(task: str) -> int | None:
+    """Return the quantity of numbers that a `count` task asks for; None for another task."""
+    name, _, rest = task.partition("(")
+    return (int(rest.removesuffix(")")) if rest else COUNTED) if name == "count" else None
 
 
 def settings_of(task: str, lr: float, versions: int, start: float, warm_steps: int | None = None) -> Settings:
@@ -86,8 +96,8 @@ def settings_of(task: str, lr: float, versions: int, start: float, warm_steps: i
         fewer = Settings(TOOL_MODEL, TOOL_RL.changed(lr=lr), versions, start, pool=128, judged=128, every=EVERY)
         fewer = replace(fewer, warm_rows=64, warm_look=25)
         return fewer if warm_steps is None else replace(fewer, warm_steps=warm_steps, is_hard=True)
-    if task == "count":
-        rl = LONG.changed(lr=lr)
+    if (numbers := counted(task)) is not None:
+        rl = LONG.changed(lr=lr, max_tokens=5 * numbers, row_tokens=6 * numbers)
         fewer = Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY)
         return replace(fewer, warm_rows=8, warm_look=100)
     return Settings(MODEL, RL.changed(lr=lr), versions, start, every=EVERY)
@@ -206,7 +216,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--eps", type=float, nargs="+", default=[RL.eps], help="clip ranges")
     parser.add_argument("--lr", type=float, nargs="+", default=[RL.lr], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--task", default="reverse", help="reverse, count, an environment's name, or MODULE:CLASS")
+    parser.add_argument(
+        "--task", default="reverse", help="reverse, count, count(125), an environment's name, or MODULE:CLASS"
+    )
     parser.add_argument("--versions", type=int, default=40)
     parser.add_argument("--start", type=float, default=0.25, help="mean reward at which the supervised start ends")
     parser.add_argument("--warm-steps", type=int, help="supervised steps at most, whatever the reward")

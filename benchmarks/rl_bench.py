@@ -83,7 +83,7 @@ class Count(Environment):
 
     size = 1 << 20
 
-    def __init__(self, numbers: int = 32) -> None:
+    def __init__(self, numbers: int) -> None:
         self._numbers = numbers
 
     def problem(self, index: int) -> Problem:
