@@ -210,9 +210,9 @@ def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRa
         if name == MIXTURE:
             return Mixture([opened(inner) for inner in options["of"]])
         if name == WITH_TOOLS:
-            limits = ToolLimits(**{key: options[key] for key in ("turns", "reply_bytes", "seconds") if key in options})
             corpus = path_of(options["corpus"]) if "corpus" in options else None
-            return _with_tools(opened(_single(options["of"])), options["use"], limits, corpus, options.get("digest"))
+            own = opened(_single(options["of"]))
+            return _with_tools(own, options["use"], _limits(options), corpus, options.get("digest"))
         if name == FILE:
             return task_file.open_rated(path_of(options["path"]), options["digest"], rates)
         return open_environment(**part)
@@ -344,6 +344,11 @@ def _single(of: Any) -> dict[str, Any]:
     return parts[0]
 
 
+def _limits(options: Mapping[str, Any]) -> ToolLimits:
+    """Return the limits in the options of `tools`.  Raises ValueError."""
+    return ToolLimits(**{key: options[key] for key in ("turns", "reply_bytes", "seconds") if key in options})
+
+
 def _check_tools(part: Mapping[str, Any]) -> None:
     """Raise ValueError for tools that no peer could open."""
     use, inner = part["use"], _single(part["of"])
@@ -352,7 +357,7 @@ def _check_tools(part: Mapping[str, Any]) -> None:
         raise ValueError(f"use is a list of tools, each once: {', '.join(tools.TOOLS)}")
     if (tools.CorpusSearch.name in use) != ("corpus" in part):
         raise ValueError('the tool search needs a file of documents, as in use=["search"], corpus="docs.jsonl"')
-    ToolLimits(**{key: part[key] for key in ("turns", "reply_bytes", "seconds") if key in part})
+    _limits(part)
     if inner["name"] in (MIXTURE, WITH_TOOLS):
         raise ValueError("tools are added to each environment of a mixture, as in mixture(tools(add, use=[…]), sort)")
     if inner["name"] in BUILT_IN and open_environment(**inner).max_turns > 1:
