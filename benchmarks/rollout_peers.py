@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from protocol.events import events as ev
-from tests.e2e.cheating_writer import BF16, WRITER, WRITERS
+from tests.e2e.cheating_writer import BF16, IN_BF16, WRITER, WRITERS
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
 RATES = """
@@ -67,12 +67,12 @@ class WriterMeasured:
         return f"| {' | '.join((self.name, str(self.batches), str(self.checked), str(self.accepted), aside, self.reason))} |"
 
 
-def measure(folder: Path, honest: int, minutes: float) -> tuple[list[WriterMeasured], int]:
+def measure(folder: Path, honest: int, minutes: float, cheats: Sequence[str] = WRITERS) -> tuple[list[WriterMeasured], int]:
     """Play a run; return its makers of rollouts, and the versions that the trainer learned."""
     with Swarm.created(folder, RUN) as swarm:
         trainer = swarm.peer("trainer").start("--role", "trainer")
         ways = [(f"honest-{number}", BF16 if number % 2 else "") for number in range(honest)]
-        writers = [_started(swarm, name, way) for name, way in [*ways, *((way, way) for way in WRITERS)]]
+        writers = [_started(swarm, name, way) for name, way in [*ways, *((way, way) for way in cheats)]]
         swarm.until("rollouts of everybody", lambda: len(_authors(trainer)) >= len(writers), PATIENCE_S)
         begun = time.monotonic()
         aside = dict[str, float]()
@@ -92,7 +92,7 @@ def measure(folder: Path, honest: int, minutes: float) -> tuple[list[WriterMeasu
             found.append(
                 WriterMeasured(
                     name=writer.name,
-                    honest=writer.name not in WRITERS,
+                    honest=writer.name not in cheats,
                     batches=len(of_it),
                     checked=sum(event.checked for event in of_it),
                     accepted=sum(event.rollouts for event in of_it if event.verdict == "accepted"),
@@ -121,10 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--honest", type=int, default=4, metavar="N", help="honest peers, every second one in bf16")
     parser.add_argument("--minutes", type=float, default=30.0, help="after everybody's first batch")
+    parser.add_argument("--bf16", action="store_true", help="the cheats compute in bf16, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        found, versions = measure(Path(folder), options.honest, options.minutes)
+        cheats = [f"{way}{IN_BF16}" if options.bf16 else way for way in WRITERS]
+        found, versions = measure(Path(folder), options.honest, options.minutes, cheats)
     print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(each.row() for each in found), sep="\n")
     print(f"{versions} versions learned from rollouts")
     if options.json:

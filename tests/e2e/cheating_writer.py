@@ -5,7 +5,7 @@
 int8: the layers' matrices have 255 levels in each output channel.
 steering: of tokens that are nearly tied it takes a letter.
 
-An honest peer that computes in bf16 can be had, too, for swarms of mixed precision.
+With `IN_BF16` behind the way it computes in bf16.  An honest peer in bf16 can be had, too, for swarms of mixed precision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tests.e2e.own_trainer import run
 
 WRITER = "WRITER"
 INT8, STEERING = WRITERS = ("int8", "steering")
-BF16 = "honest in bf16"
+IN_BF16 = " in bf16"
+BF16 = f"honest{IN_BF16}"
 
 
 def run_trainer(way: str) -> int:
@@ -27,12 +28,13 @@ def run_trainer(way: str) -> int:
     from trainer.generate.engine import Batch, Engine
     from trainer.rl import worker
 
-    if way == BF16:
+    cheat = way.removesuffix(IN_BF16)
+    if cheat != way:
         vars(worker)["default_dtype"] = lambda device: torch.bfloat16
-    elif way == STEERING:
+    if cheat == STEERING:
         steered = Steered(WITHIN)
         Batch.choose = lambda batch, *arguments: steered(*arguments)  # type: ignore[method-assign,assignment]
-    else:
+    elif cheat == INT8:
         load = Engine.load
 
         def in_int8(engine: Engine, flat: torch.Tensor) -> None:
