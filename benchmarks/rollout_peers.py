@@ -1,8 +1,9 @@
 """Real rollout peers of mixed precision, some of which cheat within the tolerances: `python -m benchmarks.rollout_peers`.
 
 A trainer in fp32 checks and learns; honest peers make rollouts in fp32 and in bf16, one peer with weights in int8, and one
-steers among near-ties.  The run's rates are those that `benchmarks.evidence` measured for small models on CPUs, and half as
-much again.  The table has, for each peer that makes rollouts, its accepted batches and what became of it.
+steers among near-ties.  The run's rates are the highest that `benchmarks.evidence` measured for small models of three
+families on CPUs, or with `--own-rates` those of the family of this model, and half as much again.  The table has, for each
+peer that makes rollouts, its accepted batches and what became of it.
 
 Exits with 1 if an honest peer was set aside.
 """
@@ -34,12 +35,23 @@ same_shortfall_rate = 1.6e-5
 same_exchange_rate = 9e-4
 same_mantissa_rate = 0.055
 """
+OWN_RATES = """
+max_mantissa_mean = 2.0
+max_mantissa_median = 2.0
+max_shortfall = 0.2
+shortfall_ceiling = 0.5
+shortfall_rate = 2.4e-4
+exchange_rate = 1.5e-2
+mantissa_rate = 0.055
+same_shortfall_rate = 5.4e-6
+same_exchange_rate = 1.5e-4
+same_mantissa_rate = 0.0006
+"""
 RUN = (
     ROLLOUT_RUN.replace("dim = 32\nlayers = 1", "dim = 64\nlayers = 2")
     .replace("max_tokens = 8", "max_tokens = 48")
     .replace("row_tokens = 64", "row_tokens = 128")
     .replace("lr = 1e-3", "lr = 1e-4")
-    + RATES
 )
 COLUMNS = ("peer", "batches", "checked", "accepted rollouts", "set aside after", "reason")
 PATIENCE_S = 600.0
@@ -67,9 +79,11 @@ class WriterMeasured:
         return f"| {' | '.join((self.name, str(self.batches), str(self.checked), str(self.accepted), aside, self.reason))} |"
 
 
-def measure(folder: Path, honest: int, minutes: float, cheats: Sequence[str] = WRITERS) -> tuple[list[WriterMeasured], int]:
+def measure(
+    folder: Path, honest: int, minutes: float, cheats: Sequence[str], rates: str
+) -> tuple[list[WriterMeasured], int]:
     """Play a run; return its makers of rollouts, and the versions that the trainer learned."""
-    with Swarm.created(folder, RUN) as swarm:
+    with Swarm.created(folder, RUN + rates) as swarm:
         trainer = swarm.peer("trainer").start("--role", "trainer")
         ways = [(f"honest-{number}", BF16 if number % 2 else "") for number in range(honest)]
         writers = [_started(swarm, name, way) for name, way in [*ways, *((way, way) for way in cheats)]]
@@ -122,11 +136,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--honest", type=int, default=4, metavar="N", help="honest peers, every second one in bf16")
     parser.add_argument("--minutes", type=float, default=30.0, help="after everybody's first batch")
     parser.add_argument("--bf16", action="store_true", help="the cheats compute in bf16, too")
+    parser.add_argument("--own-rates", action="store_true", help="rates of the family of this model")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         cheats = [f"{way}{IN_BF16}" if options.bf16 else way for way in WRITERS]
-        found, versions = measure(Path(folder), options.honest, options.minutes, cheats)
+        found, versions = measure(
+            Path(folder), options.honest, options.minutes, cheats, OWN_RATES if options.own_rates else RATES
+        )
     print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(each.row() for each in found), sep="\n")
     print(f"{versions} versions learned from rollouts")
     if options.json:
