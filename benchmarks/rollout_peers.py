@@ -2,8 +2,8 @@
 
 A trainer in fp32 checks and learns; honest peers make rollouts in fp32 and in bf16, one peer with weights in int8, and one
 steers among near-ties.  The run's rates are the highest that `benchmarks.evidence` measured for small models of three
-families on CPUs, or with `--own-rates` those of this model with its first weights, and half as much again.  The table has, for each
-peer that makes rollouts, its accepted batches and what became of it.
+families on CPUs, and half as much again; with `--own-rates` they are tighter, and set for this model.  The table has, for
+each peer that makes rollouts, its accepted batches and what became of it.
 
 Exits with 1 if an honest peer was set aside.
 """
@@ -40,9 +40,9 @@ max_mantissa_mean = 2.0
 max_mantissa_median = 2.0
 max_shortfall = 0.2
 shortfall_ceiling = 0.5
-shortfall_rate = 1e-5
-exchange_rate = 1e-3
-mantissa_rate = 0.12
+shortfall_rate = 2e-5
+exchange_rate = 2e-3
+mantissa_rate = 0.3
 same_shortfall_rate = 1e-6
 same_exchange_rate = 1e-4
 same_mantissa_rate = 0.0006
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--honest", type=int, default=4, metavar="N", help="honest peers, every second one in bf16")
     parser.add_argument("--minutes", type=float, default=30.0, help="after everybody's first batch")
     parser.add_argument("--bf16", action="store_true", help="the cheats compute in bf16, too")
-    parser.add_argument("--own-rates", action="store_true", help="rates of this model")
+    parser.add_argument("--own-rates", action="store_true", help="tighter rates, for this model")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
