@@ -1,9 +1,9 @@
 """Real rollout peers of mixed precision, some of which cheat within the tolerances: `python -m benchmarks.rollout_peers`.
 
-A trainer in fp32 checks and learns; honest peers make rollouts in fp32 and in bf16, one peer with weights in int8, and one
-steers among near-ties.  The run's rates are the highest that `benchmarks.evidence` measured for small models of three
-families on CPUs, and half as much again; with `--own-rates` they are tighter, and set for this model.  The table has, for
-each peer that makes rollouts, its accepted batches and what became of it.
+A trainer checks, in fp32 by default, and learns; honest peers make rollouts in fp32 and in bf16, one peer with weights in
+int8, and one steers among near-ties.  The run's rates are the highest that `benchmarks.evidence` measured for small
+models of three families on CPUs, and half as much again; with `--own-rates` they are tighter, and set for this model.
+The table has, for each peer that makes rollouts, its accepted batches and what became of it.
 
 Exits with 1 if an honest peer was set aside.
 """
@@ -80,11 +80,14 @@ class WriterMeasured:
 
 
 def measure(
-    folder: Path, honest: int, minutes: float, cheats: Sequence[str], rates: str
+    folder: Path, honest: int, minutes: float, cheats: Sequence[str], rates: str, checks: str = ""
 ) -> tuple[list[WriterMeasured], int]:
-    """Play a run; return its makers of rollouts, and the versions that the trainer learned."""
+    """Play a run; return its makers of rollouts, and the versions that the trainer learned.
+
+    checks: `BF16` if the trainer checks in bf16.
+    """
     with Swarm.created(folder, RUN + rates) as swarm:
-        trainer = swarm.peer("trainer").start("--role", "trainer")
+        trainer = _started(swarm, "trainer", checks, "trainer")
         ways = [(f"honest-{number}", BF16 if number % 2 else "") for number in range(honest)]
         writers = [_started(swarm, name, way) for name, way in [*ways, *((way, way) for way in cheats)]]
         swarm.until("rollouts of everybody", lambda: len(_authors(trainer)) >= len(writers), PATIENCE_S)
@@ -117,11 +120,11 @@ def measure(
         return found, len(trainer.heard(ev.RolloutsUsed))
 
 
-def _started(swarm: Swarm, name: str, way: str) -> Peer:
+def _started(swarm: Swarm, name: str, way: str, role: str = "rollout") -> Peer:
     peer = swarm.peer(name)
     if way:
         peer.program, swarm.environment[WRITER] = ("tests.e2e.cheating_writer",), way
-    return peer.start("--role", "rollout")
+    return peer.start("--role", role)
 
 
 def _authors(trainer: Peer) -> set[str]:
@@ -136,14 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--honest", type=int, default=4, metavar="N", help="honest peers, every second one in bf16")
     parser.add_argument("--minutes", type=float, default=30.0, help="after everybody's first batch")
     parser.add_argument("--bf16", action="store_true", help="the cheats compute in bf16, too")
+    parser.add_argument("--check-in-bf16", action="store_true", help="the trainer checks in bf16")
     parser.add_argument("--own-rates", action="store_true", help="tighter rates, for this model")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args(arguments)
+    rates, checks = OWN_RATES if options.own_rates else RATES, BF16 if options.check_in_bf16 else ""
     with tempfile.TemporaryDirectory() as folder:
         cheats = [f"{way}{IN_BF16}" if options.bf16 else way for way in WRITERS]
-        found, versions = measure(
-            Path(folder), options.honest, options.minutes, cheats, OWN_RATES if options.own_rates else RATES
-        )
+        found, versions = measure(Path(folder), options.honest, options.minutes, cheats, rates, checks)
     print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(each.row() for each in found), sep="\n")
     print(f"{versions} versions learned from rollouts")
     if options.json:
