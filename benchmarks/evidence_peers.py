@@ -1,6 +1,6 @@
 """Token-level measurements for `benchmarks.evidence`: honest peers and cheats, judged by validators of each precision.
 
-In runs of adapters, cheats round the frozen model.
+In runs of adapters, cheats that round weights round those of the frozen model.
 """
 
 from __future__ import annotations

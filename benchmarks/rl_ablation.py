@@ -32,6 +32,7 @@ import argparse
 import importlib
 import itertools
 import json
+import re
 import statistics
 import sys
 import time
@@ -55,8 +56,8 @@ RL = RlConfig(
     group_size=16, max_tokens=12, row_tokens=128, micro_batch_tokens=1 << 14, optimizer_steps=4, lr=1e-3,
     warmup_steps=0, entropy_weight=1e-3,
 )  # fmt: skip
-LONG = RL.changed(max_solve_rate=0.99)
 COUNTED = 32
+"""Numbers that `count` asks for by default."""
 TOOL_MODEL = ModelConfig(
     vocab=256, dim=64, layers=3, heads=4, kv_heads=2, ffn=160, rope_base=1e3, norm_eps=1e-5, tied=True
 )  # fmt: skip
@@ -85,8 +86,8 @@ def task_named(name: str) -> Environment:
 
 def counted(task: str) -> int | None:
     """Return the quantity of numbers that a `count` task asks for; None for another task."""
-    name, _, rest = task.partition("(")
-    return (int(rest.removesuffix(")")) if rest else COUNTED) if name == "count" else None
+    found = re.fullmatch(r"count(?:\((\d{1,3})\))?", task)
+    return None if found is None else int(found[1] or COUNTED)
 
 
 def settings_of(task: str, lr: float, versions: int, start: float, warm_steps: int | None = None) -> Settings:
@@ -97,7 +98,7 @@ def settings_of(task: str, lr: float, versions: int, start: float, warm_steps: i
         fewer = replace(fewer, warm_rows=64, warm_look=25)
         return fewer if warm_steps is None else replace(fewer, warm_steps=warm_steps, is_hard=True)
     if (numbers := counted(task)) is not None:
-        rl = LONG.changed(lr=lr, max_tokens=5 * numbers, row_tokens=6 * numbers)
+        rl = RL.changed(lr=lr, max_solve_rate=0.99, max_tokens=5 * numbers, row_tokens=6 * numbers)
         fewer = Settings(MODEL, rl, versions, start, prompts=8, pool=256, judged=128, every=EVERY)
         return replace(fewer, warm_rows=8, warm_look=100)
     return Settings(MODEL, RL.changed(lr=lr), versions, start, every=EVERY)

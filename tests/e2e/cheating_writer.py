@@ -5,7 +5,7 @@
 int8: the layers' matrices have 255 levels in each output channel.
 steering: of tokens that are nearly tied it takes a letter.
 
-With `IN_BF16` behind the way it computes in bf16.  An honest peer in bf16 can be had, too, for swarms of mixed precision.
+A way that ends in `IN_BF16` computes in bf16; `BF16` is an honest peer that does, for swarms of mixed precision.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def run_trainer(way: str) -> int:
             load(engine, torch.from_numpy(by_channel(engine._config, flat.float().numpy(), 127)))
 
         Engine.load = in_int8  # type: ignore[method-assign,assignment]
+    elif way != BF16:
+        raise ValueError(f"{WRITER} is one of {', '.join(WRITERS)} or {BF16!r}, not {way!r}")
     return main()
 
 

@@ -99,8 +99,8 @@ class CommandInbox:
         with self._changed:
             return self._paused or job.abandon
 
-    def is_abandoned(self, job: Job, seconds: float) -> bool:
-        """Return True if the peer has abandoned the job, or does so within `seconds`."""
+    def wait_until_abandoned(self, job: Job, seconds: float) -> bool:
+        """Wait at most this long until the peer abandons the job; return True if it has."""
         with self._changed:
             return self._changed.wait_for(lambda: job.abandon, seconds)
 

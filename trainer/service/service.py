@@ -2,7 +2,8 @@
 
 Commands: configure, initialise, compute, audit, evaluate (each answered with the command's `id`), finish, abandon, pause,
 resume, threads, pace; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with
-one sentence and ends the process; the peer then starts a new process.
+one sentence and ends the process; the peer then starts a new process.  A verification that was abandoned ends nothing if
+its file is gone.
 
 A computation or an evaluation that needs a missing block reports the block, and looks for it again.
 
@@ -169,7 +170,7 @@ BLOCK_WAIT_S = 0.25
 
 
 ABANDON_S = 1.0
-"""Longest wait for the command that abandons a job whose file is gone; it was sent before the file was removed."""
+"""Longest wait for the command that abandons a verification whose file is gone; it was sent before the removal."""
 
 
 class Service:
@@ -202,8 +203,9 @@ class Service:
             except Abandoned:
                 continue
             except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error
-                if isinstance(error, FileNotFoundError) and self._inbox.is_abandoned(job, ABANDON_S):
-                    continue  # the peer removes the files of a job that it has abandoned
+                may_be_removed = job.message["do"] == "verify" and isinstance(error, FileNotFoundError)
+                if may_be_removed and self._inbox.wait_until_abandoned(job, ABANDON_S):
+                    continue  # the peer removes the file of a batch that it no longer wants to check
                 self._fail(job, error)
             self._send(job, job.message["do"], **answer)
             if job.message["do"] == "compute" and self._worker is not None:

@@ -72,6 +72,10 @@ def test_a_job_that_is_abandoned_while_it_waits_is_never_begun() -> None:
     box.take({"do": "abandon", "id": 2})
     box.take({"do": "keep_version", "id": 3})
     assert [running(box).id, running(box).id] == [1, 3]
+    box.take({"do": "verify", "id": 4})
+    box.take({"do": "abandon", "id": 4})
+    box.take({"do": "evaluate", "id": 5})
+    assert box.next_job() is None, "there is only the evaluation"
 
 
 def test_messages_come_out_whole_however_they_are_cut() -> None:

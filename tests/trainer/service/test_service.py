@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -82,24 +83,27 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("is_abandoned", [True, False])
-def test_a_file_that_is_gone_once_its_job_is_abandoned_ends_nothing(
+def test_a_batch_that_is_gone_once_its_check_is_abandoned_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
 ) -> None:
     ours, theirs = socket.socketpair()
-    service, failed = Service(theirs, -1, -1), list[str]()
+    service, failed, wait = Service(theirs, -1, -1), list[str](), CommandInbox.wait_until_abandoned
     jobs = [Job({"id": 5, "do": "verify"})]
     service._inbox._latest = jobs[0]
 
     def perform(job: Job) -> dict[str, Any]:
-        if is_abandoned:
-            service._inbox.take({"do": "abandon", "id": 5})
         raise FileNotFoundError("the batch")
+
+    def wait_until_abandoned(self: CommandInbox, job: Job, seconds: float) -> bool:
+        if is_abandoned:  # the command comes later than the error
+            threading.Thread(target=self.take, args=({"do": "abandon", "id": 5},)).start()
+        return wait(self, job, 60.0 if is_abandoned else 0.0)
 
     def fail(job: Job, error: Exception) -> None:
         failed.append(str(error))
         raise Stop
 
-    monkeypatch.setattr("trainer.service.service.ABANDON_S", 0.0)
+    monkeypatch.setattr(CommandInbox, "wait_until_abandoned", wait_until_abandoned)
     monkeypatch.setattr(service, "_perform", perform)
     monkeypatch.setattr(service, "_fail", fail)
     monkeypatch.setattr(service._inbox, "listen", lambda connection: None)
