@@ -23,11 +23,13 @@ from protocol.events import events as ev
 from tests.e2e.cheating_writer import BF16, IN_BF16, WRITER, WRITERS
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
-RATES = """
+TOLERANCES = """
 max_mantissa_mean = 2.0
 max_mantissa_median = 2.0
 max_shortfall = 0.2
 shortfall_ceiling = 0.5
+"""
+RATES = """
 shortfall_rate = 3e-4
 exchange_rate = 1.5e-2
 mantissa_rate = 0.6
@@ -36,10 +38,6 @@ same_exchange_rate = 9e-4
 same_mantissa_rate = 0.055
 """
 OWN_RATES = """
-max_mantissa_mean = 2.0
-max_mantissa_median = 2.0
-max_shortfall = 0.2
-shortfall_ceiling = 0.5
 shortfall_rate = 2e-5
 exchange_rate = 2e-3
 mantissa_rate = 0.3
@@ -87,7 +85,7 @@ def measure(
 
     checks: `BF16` if the trainer checks in bf16.
     """
-    with Swarm.created(folder, RUN + rates) as swarm:
+    with Swarm.created(folder, RUN + TOLERANCES + rates) as swarm:
         trainer = _started(swarm, "trainer", checks, "trainer")
         ways = [(f"honest-{number}", BF16 if number % 2 else "") for number in range(honest)]
         writers = [_started(swarm, name, way) for name, way in [*ways, *((way, way) for way in cheats)]]
